@@ -1,0 +1,1 @@
+"""What a person touches: the commands and how they are shown."""

@@ -1,0 +1,1 @@
+"""The truth: events, keys, stores, facts, journal, projection and fair state."""

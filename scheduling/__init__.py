@@ -1,0 +1,1 @@
+"""Pure decisions: policy, cost, disciplines, placement, decide."""

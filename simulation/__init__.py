@@ -1,0 +1,1 @@
+"""The same decisions under a virtual clock, and replay of recorded ones."""

@@ -1,0 +1,490 @@
+"""The fold: what the ledger says, computed from its pages.
+
+Owns ``apply``: one page after another changes the state, in the order facts, seen,
+decisions. It is total (every event has one meaning here), pure (no clock, no random, no
+I/O) and the only code that changes a state, for the leader that builds a page exactly as
+for everyone who reads it. It refuses a broken chain; a page of a leader that no longer
+was one is void: it takes its place in the chain and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from ledger import events as e
+from ledger.errors import LedgerError, UpgradeError
+from ledger.events import AttemptRef, JobState, Liveness
+from ledger.fair_state import charge
+from ledger.keys import FactKey
+from ledger.names import Epoch, JobId, NodeName, Seq, WorkerName, WriterName
+from ledger.state import Attempt, Job, Phase, Reservation, digest_of
+from ledger.transitions import Transitions, end_state
+
+
+class Projection(Transitions):
+    """A state and its fold. ``touched`` is what the last page, or part of one, changed."""
+
+    def apply(self, page: e.Page, sha256: str) -> bool:
+        """Fold one page; False where it is void.
+
+        Raises LedgerError on a gap, a fork or a foreign ledger, UpgradeError on a newer
+        schema. O(events in the page).
+        """
+        self.check_chain(page)
+        void = not self.is_legitimate(page)
+        if void:
+            self.state.void_pages += 1
+        else:
+            self.begin(page.at, page.epoch, page.leader, page.facts, page.seen)
+            for decision in page.decisions:
+                self.apply_decision(decision)
+        self.finish(page.seq, sha256)
+        return not void
+
+    def check_chain(self, page: e.Page) -> None:
+        """Raise unless ``page`` is the successor of the page folded last."""
+        state = self.state
+        if page.v > e.SCHEMA:
+            raise UpgradeError(
+                f"page {page.seq} has format {page.v}, this gpuq reads {e.SCHEMA}: upgrade gpuq"
+            )
+        if page.ledger != state.ledger:
+            raise LedgerError(f"page {page.seq} belongs to ledger {page.ledger}")
+        if page.seq != state.seq + 1:
+            raise LedgerError(f"page {page.seq} cannot follow page {state.seq}")
+        if page.prev_sha256 != state.page_sha256:
+            raise LedgerError(
+                f"broken chain at page {page.seq}: it follows {page.prev_sha256[:12]}, "
+                f"but page {state.seq} is {state.page_sha256[:12]}"
+            )
+
+    def is_legitimate(self, page: e.Page) -> bool:
+        """Whether its leader was entitled to post it."""
+        if any(isinstance(decision, e.Elected) for decision in page.decisions):
+            return page.epoch == self.state.epoch + 1
+        return (page.epoch, page.leader) == (self.state.epoch, self.state.leader)
+
+    def begin(
+        self,
+        at: int,
+        epoch: Epoch,
+        leader: WriterName,
+        facts: Sequence[e.Posted],
+        seen: Sequence[e.AnySeen],
+    ) -> None:
+        """Facts and seen of a page: all that its decisions rest on."""
+        self.state.at = max(self.state.at, at)
+        self.state.epoch, self.state.leader = epoch, leader
+        for posted in facts:
+            self.apply_fact(posted)
+        for event in seen:
+            self.apply_seen(event)
+
+    def finish(self, seq: Seq, sha256: str) -> None:
+        """The page is complete."""
+        self.state.seq = seq
+        self.state.page_sha256 = sha256
+        self.archive(seq)
+        self.touched.clear()
+        self.fair.touched.clear()
+
+    # -- facts
+
+    def apply_fact(self, posted: e.Posted) -> None:
+        key = FactKey.parse(posted.key)
+        fact = posted.fact
+        self._admit(fact.writer, fact.n, key.stamp_ms)
+        if isinstance(fact, e.WorkerReady):
+            self._ready(fact)
+        elif isinstance(fact, e.WorkerFact):
+            self._worker_fact(fact)
+        else:
+            self._request(fact)
+
+    def _admit(self, writer: WriterName, n: int, stamp_ms: int) -> None:
+        state = self.state
+        state.writers[writer] = max(state.writers.get(writer, 0), n + 1)
+        state.newest_stamp_ms = max(state.newest_stamp_ms or 0, stamp_ms)
+
+    def _request(self, fact: e.Fact) -> None:
+        match fact:
+            case e.Submitted():
+                self._submit(fact)
+            case e.CancelRequested():
+                self._cancel(fact)
+            case e.HoldRequested():
+                job = self.state.jobs.get(fact.job)
+                if job is not None and job.state is JobState.PENDING:
+                    self.unqueue(job, JobState.HELD)
+                    job.reason = fact.reason or f"held by {fact.by}"
+            case e.ReleaseRequested():
+                job = self.state.jobs.get(fact.job)
+                if job is not None and job.state is JobState.HELD:
+                    job.requeues = 0
+                    self.queue(job)
+            case e.PolicyApplied():
+                self._policy(fact)
+            case e.DrainRequested():
+                node = self.node(fact.node)
+                node.drained = fact.reason or "drained"
+                node.drained_by = fact.by
+                self._touch_node(fact.node)
+            case e.UndrainRequested():
+                self.node(fact.node).drained = ""
+                self._touch_node(fact.node)
+            case _:
+                raise AssertionError(f"unknown fact {fact!r}")
+
+    def _submit(self, fact: e.Submitted) -> None:
+        spec, state = fact.job, self.state
+        known = state.jobs.get(spec.id)
+        archived = state.archive.get(spec.id)
+        if known is not None:
+            if digest_of(known.spec) != digest_of(spec):
+                known.conflicting_submits += 1
+            return
+        if archived is not None:
+            return
+        job = Job(spec=spec, arrival=state.arrivals, submitted_at=fact.at)
+        state.arrivals += 1
+        state.jobs[spec.id] = job
+        self.touched.submitted[spec.id] = None
+        cancel = state.pending_cancels.pop(spec.id, None)
+        if spec.held:
+            job.state = JobState.HELD
+            job.reason = "held at submit"
+        else:
+            self.queue(job)
+        if cancel is not None:
+            self._cancel(cancel)
+
+    def _cancel(self, fact: e.CancelRequested) -> None:
+        job = self.state.jobs.get(fact.job)
+        if job is None:
+            if fact.job not in self.state.archive:
+                self.state.pending_cancels[fact.job] = fact
+        elif job.state.queued:
+            job.cancel = fact
+            self.end(job, JobState.CANCELLED, fact.reason or f"by {fact.by}", self.state.at)
+        elif not job.state.ended and job.cancel is None:
+            job.cancel = fact
+            if job.last is not None and job.last.phase is Phase.LOST:
+                self.end(job, JobState.CANCELLED, fact.reason or f"by {fact.by}", self.state.at)
+            self.touch(job)
+
+    def _policy(self, fact: e.PolicyApplied) -> None:
+        state = self.state
+        state.policy = fact.policy
+        state.policy_version += 1
+        state.policy_by, state.policy_at = fact.by, fact.at
+        for worker in state.workers.values():
+            self.resolve_pool(worker)
+        self.fair.touch_all()
+
+    def _ready(self, fact: e.WorkerReady) -> None:
+        node = self.node(fact.node)
+        serving = any(not self.state.workers[name].retired for name in node.workers)
+        if node.machine not in ("", fact.machine) and serving:
+            if node.liveness is not Liveness.GONE:
+                node.intruder = fact.machine
+                return
+            node.intruder = ""
+        node.machine = fact.machine
+        node.liveness = Liveness.FRESH
+        worker = self.worker(fact.worker, fact.node)
+        worker.writer, worker.slot, worker.declared_pool = fact.writer, fact.slot, fact.pool
+        worker.ready, worker.retired, worker.problem = True, "", ""
+        self.advance_cursor(worker, fact.cursor)
+        self.resolve_pool(worker)
+        self._end_occupancy(worker.name, fact)
+        self._touch_node(fact.node)
+
+    def _end_occupancy(self, name: WorkerName, fact: e.WorkerReady) -> None:
+        """What the former incarnation occupied and this one does not list is over.
+
+        An attempt whose message is still ahead of the cursor is not: it will be run.
+        """
+        worker = self.state.workers[name]
+        for running in fact.running:
+            attempt = self._attempt(running.job, running.attempt)
+            if attempt is not None and attempt.phase is not Phase.ENDED:
+                worker.occupant = running
+                return
+        ref = worker.occupant
+        if ref is None:
+            return
+        attempt = self._attempt(ref.job, ref.attempt)
+        if attempt is not None and (attempt.message >= fact.cursor or attempt.lead != name):
+            return
+        worker.occupant = None
+
+    def _worker_fact(self, fact: e.WorkerFact) -> None:
+        worker = self.state.workers.get(fact.worker)
+        if worker is None:
+            return
+        match fact:
+            case e.AttemptStarted():
+                self._started(fact)
+            case e.AttemptFinished():
+                self._finished(fact)
+            case e.AttemptLost():
+                self._lost(fact)
+            case e.MessageSkipped():
+                pass
+            case e.WorkerRetired():
+                if fact.writer == worker.writer:
+                    worker.retired = fact.reason or "retired"
+                    self._touch_node(worker.node)
+            case _:
+                raise AssertionError(f"unknown fact {fact!r}")
+        self.advance_cursor(worker, fact.cursor)
+
+    def _started(self, fact: e.AttemptStarted) -> None:
+        job, attempt = self._find(fact.job, fact.attempt)
+        if job is None or attempt is None:
+            return
+        if attempt.started_at is None:
+            attempt.started_at = fact.at
+        self.mark_started(job, attempt)
+
+    def _finished(self, fact: e.AttemptFinished) -> None:
+        job, attempt = self._find(fact.job, fact.attempt)
+        if job is None or attempt is None:
+            return
+        already_ended = attempt.phase is Phase.ENDED and attempt.rc is not None
+        if already_ended:
+            return
+        attempt.rc, attempt.log_bytes = fact.rc, fact.log_bytes
+        attempt.started_at, attempt.reason = fact.started_at, fact.reason
+        self.settle(job, attempt, self.occupancy_ms(attempt, fact.ended_at))
+        self.end_attempt(job, attempt, fact.outcome, fact.ended_at)
+        if job.last is not attempt:
+            attempt.superseded = True
+            return
+        if fact.outcome in ("exited", "timeout"):
+            self.learn(job.spec, fact.ended_at - fact.started_at)
+        if self._goes_back(job, attempt):
+            return
+        if job.state is JobState.NODE_FAIL:
+            self.reopen(job, JobState.RUNNING)
+        state = end_state(fact.outcome, fact.rc, cancelled=job.cancel is not None)
+        self.end(job, state, fact.reason, fact.ended_at)
+
+    def _goes_back(self, job: Job, attempt: Attempt) -> bool:
+        """A job that was stopped for the fleet's sake is requeued, not ended."""
+        stopped = attempt.outcome == "stopped" and attempt.stop_ordered
+        return stopped and job.cancel is None and not job.state.ended
+
+    def _lost(self, fact: e.AttemptLost) -> None:
+        job, attempt = self._find(fact.job, fact.attempt)
+        if job is None or attempt is None or attempt.phase is Phase.ENDED:
+            return
+        attempt.ran = fact.ran
+        attempt.reason = fact.reason
+        self.settle(job, attempt, self.occupancy_ms(attempt, fact.at) if fact.ran else 0)
+        self.end_attempt(job, attempt, "lost", fact.at)
+        if job.last is not attempt:
+            attempt.superseded = True
+        elif job.cancel is not None:
+            self.end(job, JobState.CANCELLED, job.cancel.reason, fact.at)
+        elif not self.may_rerun(job, attempt):
+            self.end(job, JobState.NODE_FAIL, fact.reason, fact.at)
+
+    # -- seen
+
+    def apply_seen(self, seen: e.AnySeen) -> None:
+        match seen:
+            case e.SlotSeen():
+                worker = self.state.workers.get(seen.worker)
+                if worker is not None:
+                    worker.problem = seen.problem
+                    self.touched.workers[seen.worker] = None
+            case e.NodeSeen():
+                self.node(seen.node).liveness = seen.liveness
+                self._touch_node(seen.node)
+            case e.ClaimSeen():
+                self._claim(seen)
+            case e.FactRefused():
+                self._refused(seen)
+            case _:
+                assert_never(seen)
+
+    def _claim(self, seen: e.ClaimSeen) -> None:
+        job, attempt = self._find(seen.job, seen.attempt)
+        self.forget_revoke(seen.job, seen.attempt)
+        if job is None or attempt is None or attempt.phase > Phase.REVOKING:
+            return
+        if seen.owner == "start":
+            self.mark_started(job, attempt)
+            return
+        attempt.ran = False
+        self.settle(job, attempt, 0)
+        self.end_attempt(job, attempt, "revoked", self.state.at)
+
+    def _refused(self, seen: e.FactRefused) -> None:
+        state = self.state
+        state.writers[seen.writer] = max(state.writers.get(seen.writer, 0), seen.n + 1)
+        if seen.job and seen.job not in state.jobs and seen.job not in state.archive:
+            state.refused[JobId(seen.job)] = seen.reason
+
+    # -- decisions
+
+    def apply_decision(self, decision: e.AnyDecision) -> None:
+        match decision:
+            case e.Elected():
+                self.state.format = decision.format
+                self.touched.everything = True
+            case e.JobRejected():
+                self._end_job(decision.job, JobState.REJECTED, decision.reason)
+            case e.AttemptAssigned():
+                self._assign(decision)
+            case e.StopOrdered():
+                self._stop(decision)
+            case e.RevokeBegun():
+                self._revoke(decision)
+            case e.JobRequeued():
+                job = self.state.jobs[decision.job]
+                self.requeue(job, decision.reason, self.state.at)
+            case e.LossDeclared():
+                self._declare_lost(decision)
+            case e.AttemptFound():
+                self._found(decision)
+            case e.SlotsReserved():
+                self.state.reservations[decision.pool] = Reservation(
+                    job=decision.job, node=decision.node, start_at=decision.start_at
+                )
+            case e.ReservationEnded():
+                self.state.reservations.pop(decision.pool, None)
+            case e.FlowBlocked():
+                self.state.flows[decision.flow].blocked = decision.reason
+            case e.FlowFreed():
+                self.state.flows[decision.flow].blocked = ""
+            case e.OverrunCharged():
+                self._overrun(decision)
+            case _:
+                assert_never(decision)
+
+    def _assign(self, decision: e.AttemptAssigned) -> None:
+        state = self.state
+        job = state.jobs[decision.job]
+        flow = self.flow_of(job)
+        self.fair.dispatch(
+            flow,
+            start_tag=decision.start_tag,
+            finish_tag=decision.finish_tag,
+            discipline=state.policy.discipline(job.spec.pool),
+            backfill=decision.backfill,
+        )
+        attempt = Attempt(
+            number=decision.attempt,
+            slots=decision.slots,
+            message=decision.message,
+            assigned_at=state.at,
+            cost_ms=decision.cost_ms,
+            weight=decision.weight,
+        )
+        job.attempts.append(attempt)
+        job.state, job.reason = JobState.ASSIGNED, ""
+        self._post(
+            e.RunMessage(
+                ledger=state.ledger,
+                worker=attempt.lead,
+                n=decision.message,
+                seq=Seq(state.seq + 1),
+                job=job.spec,
+                attempt=decision.attempt,
+                slots=decision.slots,
+            )
+        )
+        self.occupy(job, attempt)
+        self.touch(job)
+
+    def _stop(self, decision: e.StopOrdered) -> None:
+        state = self.state
+        job, attempt = self._find(decision.job, decision.attempt)
+        assert job is not None and attempt is not None, decision
+        attempt.stop_ordered = True
+        attempt.stop_reason = decision.reason
+        if attempt.phase is Phase.STARTED:
+            attempt.phase = Phase.STOPPING
+            if job.last is attempt and not job.state.ended:
+                job.state = JobState.STOPPING
+        self._post(
+            e.StopMessage(
+                ledger=state.ledger,
+                worker=decision.worker,
+                n=decision.message,
+                seq=Seq(state.seq + 1),
+                job=decision.job,
+                attempt=decision.attempt,
+                reason=decision.reason,
+                grace_ms=decision.grace_ms,
+            )
+        )
+        self.touch(job)
+
+    def _post(self, message: e.AnyMessage) -> None:
+        """Number and body of a message follow from the page alone."""
+        worker = self.state.workers[message.worker]
+        assert message.n == worker.next_message, (message, worker.next_message)
+        worker.messages[message.n] = message
+        worker.next_message = message.n + 1
+        self.touched.workers[worker.name] = None
+
+    def _revoke(self, decision: e.RevokeBegun) -> None:
+        job, attempt = self._find(decision.job, decision.attempt)
+        assert job is not None and attempt is not None, decision
+        attempt.phase = Phase.REVOKING
+        attempt.reason = decision.reason
+        self.state.revoking.append(AttemptRef(job.id, attempt.number))
+
+    def _declare_lost(self, decision: e.LossDeclared) -> None:
+        job, attempt = self._find(decision.job, decision.attempt)
+        assert job is not None and attempt is not None, decision
+        attempt.phase = Phase.LOST
+        self.settle(job, attempt, self.occupancy_ms(attempt, self.state.at))
+        self.touch(job)
+        if job.last is not attempt:
+            return
+        reason = f"node of {attempt.lead} was silent"
+        if job.cancel is not None:
+            self.end(job, JobState.CANCELLED, job.cancel.reason, self.state.at)
+        elif not self.may_rerun(job, attempt):
+            self.end(job, JobState.NODE_FAIL, reason, self.state.at)
+
+    def _found(self, decision: e.AttemptFound) -> None:
+        job, attempt = self._find(decision.job, decision.attempt)
+        assert job is not None and attempt is not None, decision
+        stopping = attempt.stop_ordered
+        attempt.phase = Phase.STOPPING if stopping else Phase.STARTED
+        self.reopen(job, JobState.STOPPING if stopping else JobState.RUNNING)
+
+    def _overrun(self, decision: e.OverrunCharged) -> None:
+        job, attempt = self._find(decision.job, decision.attempt)
+        assert job is not None and attempt is not None, decision
+        before = charge(attempt.cost_ms, attempt.weight)
+        attempt.cost_ms = decision.cost_ms
+        self.fair.adjust(self.flow_of(job), charge(decision.cost_ms, attempt.weight) - before)
+        self.touch(job)
+
+    # -- helpers
+
+    def _end_job(self, job_id: JobId, state: JobState, reason: str) -> None:
+        self.end(self.state.jobs[job_id], state, reason, self.state.at)
+
+    def _attempt(self, job: JobId, number: int) -> Attempt | None:
+        return self._find(job, number)[1]
+
+    def _find(self, job_id: JobId, number: int) -> tuple[Job | None, Attempt | None]:
+        job = self.state.jobs.get(job_id)
+        return job, job.attempt(number) if job is not None else None
+
+    def _touch_node(self, name: NodeName) -> None:
+        node = self.state.nodes[name]
+        self.touched.nodes[name] = None
+        for worker in node.workers:
+            self.touched.workers[worker] = None
+            occupant = self.state.workers[worker].occupant
+            if occupant is not None and occupant.job in self.state.jobs:
+                self.touched.jobs[occupant.job] = None

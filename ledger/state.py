@@ -1,0 +1,192 @@
+"""What the fold knows: plain data, which a checkpoint saves as it stands.
+
+Owns the Structs of jobs, attempts, workers, nodes and reservations. Nothing here has
+behaviour beyond reading itself; ``ledger.projection`` changes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from ledger.events import (
+    AnyMessage,
+    AttemptRef,
+    CancelRequested,
+    JobSpec,
+    JobState,
+    Liveness,
+    Slot,
+)
+from ledger.fair_state import Flow, PoolClock
+from ledger.names import Epoch, FlowId, JobId, NodeName, Seq, WorkerName, WriterName
+from ledger.policy import Policy
+
+RULES = 1
+"""Version of ``scheduling.decide``; replay verifies the pages that carry it."""
+
+
+class Phase(IntEnum):
+    """Where an attempt stands. It only moves forward, except that LOST may be found."""
+
+    ASSIGNED = 0
+    REVOKING = 1
+    STARTED = 2
+    STOPPING = 3
+    LOST = 4
+    ENDED = 5
+
+
+class Attempt(msgspec.Struct, kw_only=True):
+    """One try at running a job, numbered from 1."""
+
+    number: int
+    slots: tuple[WorkerName, ...]
+    """The lead worker first."""
+    message: int
+    assigned_at: int
+    cost_ms: int
+    """Charged so far, slot-milliseconds."""
+    weight: tuple[int, int]
+    phase: Phase = Phase.ASSIGNED
+    started_at: int | None = None
+    ended_at: int | None = None
+    rc: int | None = None
+    outcome: str = ""
+    reason: str = ""
+    stop_reason: str = ""
+    stop_ordered: bool = False
+    ran: bool = True
+    settled: bool = False
+    superseded: bool = False
+    log_bytes: int = 0
+
+    @property
+    def lead(self) -> WorkerName:
+        return self.slots[0]
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """A submitted job and its attempts. ``arrival`` orders the jobs of a flow."""
+
+    spec: JobSpec
+    arrival: int
+    submitted_at: int
+    state: JobState = JobState.PENDING
+    reason: str = ""
+    attempts: list[Attempt] = []
+    cancel: CancelRequested | None = None
+    requeues: int = 0
+    ended_at: int | None = None
+    conflicting_submits: int = 0
+    """Submits under the same key with another body; they were rejected."""
+
+    @property
+    def id(self) -> JobId:
+        return self.spec.id
+
+    @property
+    def last(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    def attempt(self, number: int) -> Attempt | None:
+        """The attempt of that number (from 1), or None."""
+        return self.attempts[number - 1] if 0 < number <= len(self.attempts) else None
+
+
+class ArchivedJob(msgspec.Struct, frozen=True, array_like=True):
+    """What is remembered for ever of a job that ended long ago."""
+
+    state: JobState
+    rc: int | None
+    digest: str
+    seq: Seq
+    """The page after which it was archived; the whole story stands in the journal."""
+
+
+class Worker(msgspec.Struct, kw_only=True):
+    """One slot and the mailbox of the process that serves it."""
+
+    name: WorkerName
+    node: NodeName
+    declared_pool: str = ""
+    pool: str = ""
+    writer: WriterName = WriterName("")
+    slot: Slot = Slot(kind="cpu", index=0)
+    cursor: int = 0
+    next_message: int = 0
+    messages: dict[int, AnyMessage] = {}
+    """Delivered or to be delivered; kept until the cursor has passed them."""
+    ready: bool = False
+    retired: str = ""
+    problem: str = ""
+    occupant: AttemptRef | None = None
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """A machine. ``drained`` is the reason, or empty."""
+
+    name: NodeName
+    machine: str = ""
+    liveness: Liveness = Liveness.FRESH
+    drained: str = ""
+    drained_by: str = ""
+    workers: list[WorkerName] = []
+    intruder: str = ""
+    """The machine id of a second machine that was refused under this name."""
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Slots of one node kept free for one job of a pool."""
+
+    job: JobId
+    node: NodeName
+    start_at: int
+
+
+class State(msgspec.Struct, kw_only=True):
+    """The whole projection after page ``seq`` (-1: nothing posted yet)."""
+
+    ledger: str
+    seq: Seq = Seq(-1)
+    page_sha256: str = ""
+    epoch: Epoch = Epoch(0)
+    leader: WriterName = WriterName("")
+    at: int = 0
+    format: int = 1
+    writers: dict[WriterName, int] = {}
+    """The next ``n`` of every writer that ever reported; never forgotten."""
+    newest_stamp_ms: int | None = None
+    """The newest stamp of an admitted fact: where the tail begins."""
+    arrivals: int = 0
+    policy: Policy = msgspec.field(default_factory=Policy)
+    policy_version: int = 0
+    policy_by: str = ""
+    policy_at: int = 0
+    jobs: dict[JobId, Job] = {}
+    ended: list[JobId] = []
+    """Ended jobs that are still in ``jobs``, oldest first."""
+    archive: dict[JobId, ArchivedJob] = {}
+    refused: dict[JobId, str] = {}
+    """Submits that could not be admitted (a newer format, too large), with the reason."""
+    pending_cancels: dict[JobId, CancelRequested] = {}
+    workers: dict[WorkerName, Worker] = {}
+    nodes: dict[NodeName, Node] = {}
+    revoking: list[AttemptRef] = []
+    """Attempts whose claim the leader still has to try."""
+    reservations: dict[str, Reservation] = {}
+    flows: dict[FlowId, Flow] = {}
+    pools: dict[str, PoolClock] = {}
+    recent_cost_ms: dict[str, int] = {}
+    """Flow and name stem to the blended run time of recent jobs (one slot)."""
+    void_pages: int = 0
+    """Pages of a leader that was no longer one; their contents count for nothing."""
+
+
+def digest_of(spec: JobSpec) -> str:
+    """Fingerprint of what was asked for, whoever's machine it came from."""
+    plain: Any = msgspec.to_builtins(msgspec.structs.replace(spec, host=""))
+    return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()[:16]

@@ -1,0 +1,257 @@
+"""The moves that facts and decisions are made of: queueing, ending, occupying, settling.
+
+Owns every change of a job's, attempt's or slot's standing, so that each rule is written
+once. Works on a ``State`` and marks what it touched; ``ledger.projection`` says which
+event makes which move. Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ledger.events import AttemptRef, JobSpec, JobState
+from ledger.fair_state import FairState, Flow, charge
+from ledger.names import JobId, NodeName, Seq, WorkerName
+from ledger.state import ArchivedJob, Attempt, Job, Node, Phase, State, Worker, digest_of
+
+REQUEUES_MAX = 5
+"""After so many requeues a job is held: something is wrong with it or with the fleet."""
+
+RECENT_ENDED_MAX = 1_000
+"""Ended jobs kept whole in the projection; older ones are archived."""
+
+DEFAULT_COST_MS = 600_000
+"""Estimated run time of a job that says nothing and whose like never ran."""
+
+RECENT_STEMS_MAX = 10_000
+
+_OUTCOME_STATES = {
+    "timeout": JobState.TIMEOUT,
+    "oom": JobState.OUT_OF_MEMORY,
+    "exclusive": JobState.NODE_FAIL,
+}
+
+
+class Touched:
+    """What changed since the last page: the scheduler looks at nothing else. Ordered."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobId, None] = {}
+        self.workers: dict[WorkerName, None] = {}
+        self.nodes: dict[NodeName, None] = {}
+        self.submitted: dict[JobId, None] = {}
+        self.everything = False
+        """Set by an election: the new leader looks at all there is."""
+
+    def clear(self) -> None:
+        self.jobs.clear()
+        self.workers.clear()
+        self.nodes.clear()
+        self.submitted.clear()
+        self.everything = False
+
+
+class Transitions:
+    """The moves, on one ``State``. Costs are O(1) unless said."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.fair = FairState(state.flows, state.pools)
+        self.touched = Touched()
+
+    # -- lookups
+
+    def worker(self, name: WorkerName, node: NodeName) -> Worker:
+        """The worker of that name; it begins as one that never reported."""
+        worker = self.state.workers.get(name)
+        if worker is None:
+            worker = Worker(name=name, node=node)
+            self.state.workers[name] = worker
+            self.node(node).workers.append(name)
+        return worker
+
+    def node(self, name: NodeName) -> Node:
+        """The node of that name; it begins as one that never reported."""
+        if name not in self.state.nodes:
+            self.state.nodes[name] = Node(name=name)
+        return self.state.nodes[name]
+
+    def flow_of(self, job: Job) -> Flow:
+        spec = job.spec
+        return self.fair.flow(spec.organization, spec.workload_class, spec.pool)
+
+    def touch(self, job: Job) -> None:
+        self.touched.jobs[job.id] = None
+
+    # -- jobs
+
+    def queue(self, job: Job) -> None:
+        """Put an open job into its flow's waiting queue."""
+        job.state = JobState.PENDING
+        job.reason = ""
+        self.fair.join(self.flow_of(job))
+        self.touch(job)
+
+    def unqueue(self, job: Job, state: JobState) -> None:
+        """Take a queued job out, into ``state``."""
+        if job.state is JobState.PENDING:
+            self.fair.leave(self.flow_of(job))
+        job.state = state
+        self.touch(job)
+
+    def end(self, job: Job, state: JobState, reason: str, at: int) -> None:
+        """The job is over, in ``state``; a loss is provisional and may be reopened."""
+        assert state.ended
+        if job.state.ended:
+            return
+        self.unqueue(job, state)
+        job.reason = reason
+        job.ended_at = at
+        self.state.ended.append(job.id)
+
+    def reopen(self, job: Job, state: JobState) -> None:
+        """A job whose attempt was lost is running after all."""
+        if job.state.ended:
+            self.state.ended.remove(job.id)
+            job.ended_at = None
+            job.state = state
+        else:
+            self.unqueue(job, state)
+        job.reason = ""
+        self.touch(job)
+
+    def requeue(self, job: Job, reason: str, at: int) -> None:
+        """Back to its flow, with its arrival order; a cancelled job ends instead."""
+        job.requeues += 1
+        if job.cancel is not None:
+            self.end(job, JobState.CANCELLED, job.cancel.reason, at)
+        elif job.requeues > REQUEUES_MAX:
+            job.state = JobState.HELD
+            job.reason = f"requeued {job.requeues} times, last because {reason}"
+            self.touch(job)
+        else:
+            self.queue(job)
+            job.reason = reason
+
+    def archive(self, seq: Seq) -> None:
+        """Forget the details of jobs that ended long ago. Amortised O(1) a job."""
+        ended = self.state.ended
+        surplus = len(ended) - RECENT_ENDED_MAX
+        if surplus < RECENT_ENDED_MAX // 4:
+            return
+        occupied = {w.occupant.job for w in self.state.workers.values() if w.occupant}
+        kept = [job for job in ended[:surplus] if job in occupied]
+        for job_id in ended[:surplus]:
+            if job_id not in occupied:
+                job = self.state.jobs.pop(job_id)
+                self.state.archive[job_id] = ArchivedJob(
+                    job.state, job.last.rc if job.last else None, digest_of(job.spec), seq
+                )
+        self.state.ended = kept + ended[surplus:]
+
+    # -- attempts
+
+    def may_rerun(self, job: Job, attempt: Attempt) -> bool:
+        """Whether a lost attempt may be followed by another."""
+        return job.spec.idempotent or not attempt.ran
+
+    def settle(self, job: Job, attempt: Attempt, actual_ms: int) -> None:
+        """Book what the attempt cost (slot-milliseconds), once; later ends book nothing."""
+        if attempt.settled:
+            return
+        attempt.settled = True
+        difference = charge(actual_ms, attempt.weight) - charge(attempt.cost_ms, attempt.weight)
+        self.fair.settle(self.flow_of(job), difference)
+
+    def occupancy_ms(self, attempt: Attempt, until: int) -> int:
+        """Slot-milliseconds between its start and ``until``; 0 if it never started."""
+        if attempt.started_at is None:
+            return 0
+        return len(attempt.slots) * max(0, until - attempt.started_at)
+
+    def occupy(self, job: Job, attempt: Attempt) -> None:
+        ref = AttemptRef(job.id, attempt.number)
+        for name in attempt.slots:
+            self.state.workers[name].occupant = ref
+            self.touched.workers[name] = None
+
+    def vacate(self, job: Job, attempt: Attempt) -> None:
+        """Free the slots that this attempt (and no later one) holds."""
+        ref = AttemptRef(job.id, attempt.number)
+        for name in attempt.slots:
+            worker = self.state.workers[name]
+            if worker.occupant == ref:
+                worker.occupant = None
+                self.touched.workers[name] = None
+
+    def end_attempt(self, job: Job, attempt: Attempt, outcome: str, at: int) -> None:
+        """Nothing of the attempt runs any more; its slots are free."""
+        attempt.phase = Phase.ENDED
+        attempt.outcome = outcome
+        attempt.ended_at = at
+        self.forget_revoke(job.id, attempt.number)
+        self.vacate(job, attempt)
+        self.touch(job)
+
+    def mark_started(self, job: Job, attempt: Attempt) -> None:
+        """The claim is known to be a start."""
+        self.forget_revoke(job.id, attempt.number)
+        if attempt.phase < Phase.STARTED:
+            attempt.phase = Phase.STOPPING if attempt.stop_ordered else Phase.STARTED
+            if job.last is attempt and not job.state.ended:
+                job.state = JobState.STOPPING if attempt.stop_ordered else JobState.RUNNING
+        self.touch(job)
+
+    def forget_revoke(self, job: JobId, attempt: int) -> None:
+        ref = AttemptRef(job, attempt)
+        if ref in self.state.revoking:
+            self.state.revoking.remove(ref)
+
+    # -- workers
+
+    def advance_cursor(self, worker: Worker, cursor: int) -> None:
+        """Messages below the cursor are handled; their bodies need not be kept."""
+        if cursor > worker.cursor:
+            worker.cursor = cursor
+            worker.next_message = max(worker.next_message, cursor)
+            for number in [n for n in worker.messages if n < cursor]:
+                del worker.messages[number]
+            self.touched.workers[worker.name] = None
+
+    def resolve_pool(self, worker: Worker) -> None:
+        worker.pool = self.state.policy.pool_of(worker.name, worker.declared_pool)
+        self.touched.workers[worker.name] = None
+
+    # -- estimates
+
+    def expected_ms(self, spec: JobSpec) -> int:
+        """Run time to charge for: ``--estimate``, ``--time``, recent like jobs, the default."""
+        return (
+            spec.estimate_ms
+            or spec.time_limit_ms
+            or self.state.recent_cost_ms.get(_stem(spec))
+            or DEFAULT_COST_MS
+        )
+
+    def learn(self, spec: JobSpec, run_ms: int) -> None:
+        """Blend a finished job's run time into what its like are expected to take."""
+        recent = self.state.recent_cost_ms
+        key = _stem(spec)
+        before = recent.pop(key, None)
+        recent[key] = max(1, run_ms if before is None else (3 * before + run_ms) // 4)
+        if len(recent) > RECENT_STEMS_MAX:
+            del recent[next(iter(recent))]
+
+
+def end_state(outcome: str, rc: int, *, cancelled: bool) -> JobState:
+    """The job state that an attempt's outcome means."""
+    if outcome in _OUTCOME_STATES:
+        return _OUTCOME_STATES[outcome]
+    if outcome == "stopped" and cancelled:
+        return JobState.CANCELLED
+    return JobState.COMPLETED if rc == 0 else JobState.FAILED
+
+
+def _stem(spec: JobSpec) -> str:
+    """Flow and job name without its digits and suffix: ``run-17.sh`` is like ``run-4.sh``."""
+    return f"{spec.flow}/{re.sub(r'[0-9]+', '', spec.name.rsplit('.', 1)[0])}"

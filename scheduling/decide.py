@@ -1,0 +1,210 @@
+"""The decisions of one page, as a pure function of the state before them.
+
+Owns ``Scheduler.decide``: given a projection to which a page's facts and seen events have
+been applied, it derives the page's decisions, applying each as it is made. No clock, no
+random, no I/O, integers only; whoever folds the same pages derives the same decisions.
+When it returns there is nothing left to decide at that time, so that nothing but the
+pages carries over from one page to the next.
+"""
+
+from __future__ import annotations
+
+from sortedcontainers import SortedList
+
+from ledger import events as e
+from ledger.events import JobState, Liveness
+from ledger.names import JobId
+from ledger.projection import Projection
+from ledger.state import Attempt, Job, Phase
+from scheduling.admission import refusal
+from scheduling.cost import exhausted_at, grown_cost_ms
+from scheduling.dispatch import Dispatch
+from scheduling.placement import Fleet, trouble
+from scheduling.queues import Queues
+
+
+class Scheduler:
+    """Indexes over one projection, and the rules that turn its changes into decisions."""
+
+    def __init__(self, projection: Projection) -> None:
+        self._projection = projection
+        self._out: list[e.AnyDecision] = []
+        self._pending: dict[JobId, None] = {}
+        self._pools: dict[str, None] = {}
+        self._overruns: SortedList[tuple[int, JobId]] = SortedList()
+        self._due: dict[JobId, int] = {}
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        projection = self._projection
+        self.queues = Queues(projection)
+        self.fleet = Fleet(projection.state)
+        self._overruns.clear()
+        self._due.clear()
+        for job in projection.state.jobs.values():
+            self._watch_overrun(job)
+        self._dispatch = Dispatch(projection, self.queues, self.fleet)
+
+    def next_due_ms(self) -> int | None:
+        """When time alone will make something to decide, or None."""
+        return self._overruns[0][0] if self._overruns else None
+
+    def decide(self, at: int) -> list[e.AnyDecision]:
+        """All decisions at time ``at`` (ms), each already applied to the projection.
+
+        O(what was touched * log n).
+        """
+        self._out = []
+        touched = self._projection.touched
+        if touched.everything:
+            self._look_at_everything()
+        submitted = list(touched.submitted)
+        self._take_over()
+        for job_id in submitted:
+            self._admit(self._projection.state.jobs[job_id])
+        self._settle_jobs()
+        self._charge_overruns(at)
+        self._serve_pools(at)
+        return self._out
+
+    def emit(self, decision: e.AnyDecision) -> None:
+        """Make a decision: it is applied at once, and the indexes follow."""
+        self._out.append(decision)
+        self._projection.apply_decision(decision)
+        self._take_over()
+
+    def _look_at_everything(self) -> None:
+        state, touched = self._projection.state, self._projection.touched
+        touched.everything = False
+        touched.jobs.update(dict.fromkeys(state.jobs))
+        touched.workers.update(dict.fromkeys(state.workers))
+        self._projection.fair.touch_all()
+        self._pools.update(dict.fromkeys(state.pools))
+
+    def _take_over(self) -> None:
+        """Bring the indexes up to what the projection has touched."""
+        projection = self._projection
+        state, touched = projection.state, projection.touched
+        for job_id in touched.jobs:
+            job = state.jobs[job_id]
+            self.queues.update(job)
+            self._watch_overrun(job)
+            self._pending[job_id] = None
+            projection.fair.touched[job.spec.flow] = None
+            self._pools[job.spec.pool] = None
+        for name in touched.workers:
+            self._pools.update(dict.fromkeys(self.fleet.refresh(name)))
+            occupant = state.workers[name].occupant
+            if occupant is not None and occupant.job in state.jobs:
+                self._pending[occupant.job] = None
+        for flow_id in projection.fair.touched:
+            if flow_id in state.flows:
+                self.queues.rank_again(flow_id)
+                self._pools[state.flows[flow_id].pool] = None
+                self._dispatch.flow_changed(flow_id)
+        touched.clear()
+        projection.fair.touched.clear()
+
+    # -- jobs
+
+    def _admit(self, job: Job) -> None:
+        reason = "" if job.state.ended else refusal(self._projection.state, job.spec)
+        if reason:
+            self.emit(e.JobRejected(job=job.id, reason=reason))
+
+    def _settle_jobs(self) -> None:
+        while self._pending:
+            job_id = next(iter(self._pending))
+            del self._pending[job_id]
+            job = self._projection.state.jobs.get(job_id)
+            if job is not None:
+                self._settle_job(job)
+
+    def _settle_job(self, job: Job) -> None:
+        """Whatever the job's attempts call for now."""
+        for attempt in job.attempts:
+            if attempt.phase is not Phase.ENDED:
+                self._settle_attempt(job, attempt)
+        last = job.last
+        if last is None or job.state.ended or job.state.queued:
+            return
+        if last.phase is Phase.ENDED:
+            self.emit(e.JobRequeued(job=job.id, reason=last.stop_reason or last.reason))
+        elif last.phase is Phase.LOST and self._projection.may_rerun(job, last):
+            self.emit(e.JobRequeued(job=job.id, reason=f"attempt {last.number} was lost"))
+
+    def _settle_attempt(self, job: Job, attempt: Attempt) -> None:
+        state = self._projection.state
+        worker = state.workers[attempt.lead]
+        liveness = state.nodes[worker.node].liveness
+        unwanted = self._unwanted(job, attempt)
+        match attempt.phase:
+            case Phase.ASSIGNED:
+                reason = unwanted or trouble(state, worker)
+                if reason:
+                    self.emit(
+                        e.RevokeBegun(job=job.id, attempt=attempt.number, reason=reason)
+                    )
+            case Phase.STARTED | Phase.STOPPING if liveness is Liveness.GONE:
+                self.emit(e.LossDeclared(job=job.id, attempt=attempt.number))
+            case Phase.STARTED if unwanted and not attempt.stop_ordered:
+                self._stop(job, attempt, unwanted)
+            case Phase.LOST if liveness is Liveness.FRESH:
+                if not unwanted:
+                    self.emit(e.AttemptFound(job=job.id, attempt=attempt.number))
+                elif not attempt.stop_ordered:
+                    self._stop(job, attempt, unwanted)
+            case _:
+                pass
+
+    def _unwanted(self, job: Job, attempt: Attempt) -> str:
+        """Why this attempt must not run (on); empty where it may."""
+        if job.last is not attempt:
+            return "superseded"
+        if job.cancel is not None:
+            return "cancelled"
+        if job.state.ended and job.state is not JobState.NODE_FAIL:
+            return "ended"
+        return ""
+
+    def _stop(self, job: Job, attempt: Attempt, reason: str) -> None:
+        cancel = job.cancel
+        self.emit(
+            e.StopOrdered(
+                job=job.id,
+                attempt=attempt.number,
+                worker=attempt.lead,
+                message=self._projection.state.workers[attempt.lead].next_message,
+                reason=reason,
+                grace_ms=(cancel.grace_ms if cancel else 0) or job.spec.grace_ms,
+            )
+        )
+
+    # -- overruns
+
+    def _watch_overrun(self, job: Job) -> None:
+        due = self._due.pop(job.id, None)
+        if due is not None:
+            self._overruns.remove((due, job.id))
+        last = job.last
+        if last is None or last.settled or last.started_at is None:
+            return
+        due = exhausted_at(last.started_at, len(last.slots), last.cost_ms)
+        self._due[job.id] = due
+        self._overruns.add((due, job.id))
+
+    def _charge_overruns(self, at: int) -> None:
+        while self._overruns and self._overruns[0][0] <= at:
+            job = self._projection.state.jobs[self._overruns[0][1]]
+            last = job.last
+            assert last is not None and last.started_at is not None
+            cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, at)
+            self.emit(e.OverrunCharged(job=job.id, attempt=last.number, cost_ms=cost_ms))
+
+    # -- pools
+
+    def _serve_pools(self, at: int) -> None:
+        for pool in sorted(set(self._pools) - {""}):
+            self._dispatch.serve(pool, at, self.emit)
+        self._pools.clear()
+        self._pending.clear()

@@ -1,0 +1,234 @@
+"""Serving one pool: whose turn it is, where it goes, and what is kept free for whom.
+
+Owns assignment, reservations and backfill, and the reasons for which a flow is passed
+over. Under ``fifo`` nothing passes the head. Otherwise a job that needs more slots than
+are free and whose turn it is gets a reservation on one node; others pass only where they
+end, by their time limit, before it should start, or fit beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ledger import events as e
+from ledger.events import JobState
+from ledger.names import FlowId, WorkerName
+from ledger.projection import Projection
+from ledger.state import Job, Reservation
+from scheduling.cost import estimated_cost_ms
+from scheduling.placement import Bank, Fleet, Shape
+from scheduling.queues import Queues
+
+Emit = Callable[[e.AnyDecision], None]
+
+
+class Dispatch:
+    """Serves the pools of one projection, over the indexes that it is given."""
+
+    def __init__(self, projection: Projection, queues: Queues, fleet: Fleet) -> None:
+        self._projection = projection
+        self._state = projection.state
+        self._queues = queues
+        self._fleet = fleet
+        self._changed_flows: dict[FlowId, None] = {}
+        self._served: dict[tuple[str, Shape], bool] = {}
+
+    def flow_changed(self, flow: FlowId) -> None:
+        """The flow's queue or tags changed: its reason for waiting is looked at again."""
+        self._changed_flows[flow] = None
+
+    def serve(self, pool: str, at: int, emit: Emit) -> None:
+        """Dispatch until nothing more can go. O(dispatches * (shapes + log n))."""
+        self._end_stale_reservation(pool, emit)
+        if self._state.policy.discipline(pool) == "fifo":
+            while self._dispatch_head(pool, emit):
+                pass
+        else:
+            while self._dispatch_best(pool, at, emit):
+                pass
+        self._explain_flows(pool, emit)
+
+    # -- assignment
+
+    def _dispatch_head(self, pool: str, emit: Emit) -> bool:
+        """fifo: the first job that the pool could run at all, or nothing."""
+        if not self._fleet.any_free(pool):
+            return False
+        shapes = [s for s in self._queues.shapes(pool) if self._fleet.serves(pool, s)]
+        job = self._queues.best(pool, shapes)
+        if job is None:
+            return False
+        slots = self._fleet.find(pool, Shape.of(job.spec), lambda bank: True)
+        if slots is None:
+            return False
+        self._assign(job, slots, emit, backfill=False)
+        return True
+
+    def _dispatch_best(self, pool: str, at: int, emit: Emit) -> bool:
+        if not self._fleet.any_free(pool):
+            return False
+        reservation = self._state.reservations.get(pool)
+        if reservation is None:
+            return self._dispatch_unreserved(pool, at, emit)
+        job = self._state.jobs[reservation.job]
+        node = reservation.node
+        slots = self._fleet.find(pool, Shape.of(job.spec), lambda bank: bank.key.node == node)
+        if slots is not None:
+            emit(e.ReservationEnded(job=job.id, pool=pool))
+            self._assign(job, slots, emit, backfill=False)
+            return True
+        return self._backfill(pool, reservation, at, emit)
+
+    def _dispatch_unreserved(self, pool: str, at: int, emit: Emit) -> bool:
+        """The flow whose turn it is gets its slots, or a reservation for them."""
+        placed: dict[Shape, tuple[WorkerName, ...] | None] = {}
+        for shape in self._queues.shapes(pool):
+            slots = self._fleet.find(pool, shape, lambda bank: True)
+            if slots is not None or (shape.slots > 1 and self._fleet.serves(pool, shape)):
+                placed[shape] = slots
+        job = self._queues.best(pool, placed)
+        if job is None:
+            return False
+        slots = placed[Shape.of(job.spec)]
+        if slots is not None:
+            self._assign(job, slots, emit, backfill=False)
+        else:
+            emit(self._reserve(pool, job, at))
+        return True
+
+    def _backfill(self, pool: str, reservation: Reservation, at: int, emit: Emit) -> bool:
+        """A job that does not delay the reserved one. O(flows) in the worst case."""
+        reserved = self._state.jobs[reservation.job]
+        beside = self._beside(pool, reservation, at)
+
+        def elsewhere(bank: Bank) -> bool:
+            return bank.key.node != reservation.node
+
+        def harmless(job: Job) -> bool:
+            limit_ms = job.spec.time_limit_ms
+            ends_before = 0 < limit_ms <= reservation.start_at - at
+            return job.id != reserved.id and (
+                ends_before
+                or job.spec.slots <= beside
+                or self._fleet.find(pool, Shape.of(job.spec), elsewhere) is not None
+            )
+
+        shapes = [
+            shape
+            for shape in self._queues.shapes(pool)
+            if self._fleet.find(pool, shape, lambda bank: True) is not None
+        ]
+        job = self._queues.best(pool, shapes, harmless)
+        if job is None:
+            return False
+        shape = Shape.of(job.spec)
+        slots = self._fleet.find(pool, shape, elsewhere)
+        if slots is None:
+            slots = self._fleet.find(pool, shape, lambda bank: True)
+        assert slots is not None
+        self._assign(job, slots, emit, backfill=True)
+        return True
+
+    def _assign(
+        self, job: Job, slots: tuple[WorkerName, ...], emit: Emit, *, backfill: bool
+    ) -> None:
+        projection = self._projection
+        cost_ms = estimated_cost_ms(len(slots), projection.expected_ms(job.spec))
+        tags = projection.fair.tags(projection.flow_of(job), cost_ms, self._state.policy)
+        emit(
+            e.AttemptAssigned(
+                job=job.id,
+                attempt=len(job.attempts) + 1,
+                slots=slots,
+                message=self._state.workers[slots[0]].next_message,
+                start_tag=tags.start,
+                finish_tag=tags.finish,
+                cost_ms=cost_ms,
+                weight=tags.weight,
+                backfill=backfill,
+            )
+        )
+
+    # -- reservations
+
+    def _end_stale_reservation(self, pool: str, emit: Emit) -> None:
+        reservation = self._state.reservations.get(pool)
+        if reservation is None:
+            return
+        job = self._state.jobs.get(reservation.job)
+        keeps = (
+            job is not None
+            and job.state is JobState.PENDING
+            and self._state.policy.discipline(pool) != "fifo"
+            and any(
+                bank.key.node == reservation.node
+                for bank in self._fleet.candidates(pool, Shape.of(job.spec))
+            )
+        )
+        if not keeps:
+            emit(e.ReservationEnded(job=reservation.job, pool=pool))
+
+    def _reserve(self, pool: str, job: Job, at: int) -> e.SlotsReserved:
+        """The node on which enough slots should be free soonest."""
+        shape = Shape.of(job.spec)
+        start_at, node = min(
+            (self._free_at(bank, shape.slots, at), bank.key.node)
+            for bank in self._fleet.candidates(pool, shape)
+        )
+        return e.SlotsReserved(job=job.id, pool=pool, node=node, start_at=start_at)
+
+    def _free_at(self, bank: Bank, slots: int, at: int) -> int:
+        """When ``slots`` slots of the bank should be free. O(slots log slots)."""
+        return sorted(self._ends_at(name, at) for name in bank.serving)[slots - 1]
+
+    def _beside(self, pool: str, reservation: Reservation, at: int) -> int:
+        """Slots of the reserved node that the reserved job will not need when it starts."""
+        shape = Shape.of(self._state.jobs[reservation.job].spec)
+        free = sum(
+            self._ends_at(name, at) <= reservation.start_at
+            for bank in self._fleet.candidates(pool, shape)
+            if bank.key.node == reservation.node
+            for name in bank.serving
+        )
+        return free - shape.slots
+
+    def _ends_at(self, name: WorkerName, at: int) -> int:
+        """When the slot should be free, by the limit (else the estimate) of what is there."""
+        occupant = self._state.workers[name].occupant
+        job = self._state.jobs.get(occupant.job) if occupant is not None else None
+        if job is None or occupant is None:
+            return at
+        attempt = job.attempt(occupant.attempt)
+        if attempt is None:
+            return at
+        run_ms = job.spec.time_limit_ms or self._projection.expected_ms(job.spec)
+        begun = attempt.assigned_at if attempt.started_at is None else attempt.started_at
+        return max(at, begun + run_ms)
+
+    # -- why a flow is passed over
+
+    def _explain_flows(self, pool: str, emit: Emit) -> None:
+        """Say when a flow waits for what no serving slot offers, and when no longer."""
+        flows = {f for f in self._changed_flows if self._state.flows[f].pool == pool}
+        for flow_id in flows:
+            del self._changed_flows[flow_id]
+        for shape in self._queues.shapes(pool):
+            served = self._fleet.serves(pool, shape)
+            if self._served.get((pool, shape), not served) != served:
+                flows.update(self._queues.flows_with(pool, shape))
+            self._served[pool, shape] = served
+        for flow_id in sorted(flows):
+            flow = self._state.flows[flow_id]
+            reason = self._unserved(pool, flow_id)
+            if reason and reason != flow.blocked:
+                emit(e.FlowBlocked(flow=flow_id, reason=reason))
+            elif not reason and flow.blocked:
+                emit(e.FlowFreed(flow=flow_id))
+
+    def _unserved(self, pool: str, flow: FlowId) -> str:
+        shapes = self._queues.shapes_of(flow)
+        if not shapes or any(self._fleet.serves(pool, shape) for shape in shapes):
+            return ""
+        if len(shapes) == 1 and shapes[0].worker:
+            return f"{shapes[0].worker} does not serve pool {pool} now"
+        return f"no serving slots of pool {pool} are what its jobs need"

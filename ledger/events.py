@@ -107,9 +107,7 @@ def _schema() -> int:
     return SCHEMA
 
 
-class Fact(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True
-):
+class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """What any process reports. ``(writer, n)`` is its identity, ``at`` when it happened.
 
     ``prev`` is the key under which the writer's previous fact was acknowledged.

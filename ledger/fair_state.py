@@ -109,9 +109,7 @@ class FairState:
         key = FlowId(f"{organization}/{workload_class}/{pool}")
         flow = self.flows.get(key)
         if flow is None:
-            flow = Flow(
-                id=key, organization=organization, workload_class=workload_class, pool=pool
-            )
+            flow = Flow(id=key, organization=organization, workload_class=workload_class, pool=pool)
             self.flows[key] = flow
             self._link(flow)
             self._touch(flow)

@@ -44,9 +44,7 @@ def new_put_id(rng: random.Random) -> PutId:
 
 def create_ledger(store: Store, rng: random.Random) -> LedgerInfo:
     """Write ``gpuq.json``; where there is one already, that is the ledger."""
-    info = LedgerInfo(
-        ledger=token(rng, 16), created_at=store.clock_ms(), put_id=new_put_id(rng)
-    )
+    info = LedgerInfo(ledger=token(rng, 16), created_at=store.clock_ms(), put_id=new_put_id(rng))
     outcome = store.put_new(LEDGER, encode(info))
     return decode_info(outcome.body) if isinstance(outcome, Lost) else info
 

@@ -75,9 +75,7 @@ class FactKey(msgspec.Struct, frozen=True, kw_only=True):
         hour, stamp, writer, n, kind = _groups(_FACT, key, "fact")
         if not stamp.startswith(hour):
             raise ValueError(f"fact in the wrong hour: {key!r}")
-        return FactKey(
-            stamp_ms=parse_stamp(stamp), writer=WriterName(writer), n=int(n), kind=kind
-        )
+        return FactKey(stamp_ms=parse_stamp(stamp), writer=WriterName(writer), n=int(n), kind=kind)
 
 
 class BeatKey(msgspec.Struct, frozen=True, kw_only=True):

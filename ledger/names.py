@@ -34,9 +34,7 @@ def check_name(what: str, name: str) -> str:
     """``name`` itself, or RequestError that says what a name of a ``what`` is made of."""
     if NAME.fullmatch(name):
         return name
-    raise RequestError(
-        f"{what} {name!r} is not a name: use 1 to 63 characters of a-z, 0-9 and '-'"
-    )
+    raise RequestError(f"{what} {name!r} is not a name: use 1 to 63 characters of a-z, 0-9 and '-'")
 
 
 def as_name(text: str) -> str:

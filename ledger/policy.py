@@ -40,8 +40,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the roster names this worker, or its node."""
         node = re.sub(r"-(gpu|cpu)\d+$", "", worker)
         return any(
-            fnmatchcase(worker, pattern) or fnmatchcase(node, pattern)
-            for pattern in self.workers
+            fnmatchcase(worker, pattern) or fnmatchcase(node, pattern) for pattern in self.workers
         )
 
 

@@ -24,7 +24,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """The running attempts of a node silent for longer are lost."""
     lease_ms: int = 30 * SECOND_MS
     """A leader silent for longer may be replaced."""
-    leader_beat_ms: int = 10 * SECOND_MS
+    leader_beat_ms: int = 12_500
     leader_tick_ms: int = 1 * SECOND_MS
     beats_poll_ms: int = 5 * SECOND_MS
     follow_min_ms: int = 1 * SECOND_MS
@@ -63,10 +63,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     def scaled(self, divisor: float) -> Timings:
         """The same Struct with every period divided by ``divisor`` (at least 1 ms each)."""
         return Timings(
-            **{
-                name: max(1, int(getattr(self, name) / divisor))
-                for name in self.__struct_fields__
-            }
+            **{name: max(1, int(getattr(self, name) / divisor)) for name in self.__struct_fields__}
         )
 
 

@@ -33,9 +33,7 @@ def _too_large(spec: JobSpec, workers: list[Worker]) -> str:
     kinds = sorted({w.slot.gpu_name for w in workers} - {""})
     typed = [w for w in workers if spec.gpu_type.lower() in w.slot.gpu_name.lower()]
     if not typed:
-        return (
-            f"no {spec.gpu_type!r} in pool {spec.pool!r} ({', '.join(kinds) or 'it has no GPU'})"
-        )
+        return f"no {spec.gpu_type!r} in pool {spec.pool!r} ({', '.join(kinds) or 'it has no GPU'})"
     largest = max(w.slot.gpu_memory_bytes for w in typed)
     if largest < spec.gpu_memory_bytes:
         return (

@@ -142,9 +142,7 @@ class Scheduler:
             case Phase.ASSIGNED:
                 reason = unwanted or trouble(state, worker)
                 if reason:
-                    self.emit(
-                        e.RevokeBegun(job=job.id, attempt=attempt.number, reason=reason)
-                    )
+                    self.emit(e.RevokeBegun(job=job.id, attempt=attempt.number, reason=reason))
             case Phase.STARTED | Phase.STOPPING if liveness is Liveness.GONE:
                 self.emit(e.LossDeclared(job=job.id, attempt=attempt.number))
             case Phase.STARTED if unwanted and not attempt.stop_ordered:

@@ -79,9 +79,7 @@ class World:
         machine: str = "",
     ) -> None:
         for index in range(slots):
-            slot = e.Slot(
-                kind=kind, index=index, gpu_name=gpu, gpu_memory_bytes=gpu_memory_bytes
-            )
+            slot = e.Slot(kind=kind, index=index, gpu_name=gpu, gpu_memory_bytes=gpu_memory_bytes)
             self.ready(f"{node}-{kind}{index}", slot, pool=pool, machine=machine or node)
 
     def ready(

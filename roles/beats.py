@@ -1,0 +1,88 @@
+"""What a node says of itself once a minute.
+
+Owns the content of a node's beat: its slots as seen from outside their workers, GPU
+readings, disks, uptime, clock offset, and the newest fact of each writer. A reading that
+is not to be had is absent.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+
+from ledger.events import Beat, Slot, SlotBeat
+from ledger.names import NodeName, WorkerName, WriterName
+from roles.context import Context
+from roles.devices import Reading
+from roles.locks import is_locked
+from roles.status import WorkerStatus, read_status
+
+DISKS = ("/", "/dev/shm")
+
+
+def node_beat(
+    context: Context,
+    node: NodeName,
+    pool: str,
+    slots: Mapping[WorkerName, Slot],
+    readings: Sequence[Reading],
+) -> Beat:
+    """The beat of this node now; ``BeatWriter`` numbers it. Reads local files only."""
+    by_index = {reading.index: reading for reading in readings}
+    statuses = {name: read_status(context.worker_dir(name)) for name in slots}
+    now_ms = context.store.clock_ms()
+    return Beat(
+        writer=WriterName(""),
+        n=0,
+        at=now_ms,
+        node=node,
+        host=context.host,
+        machine=context.machine,
+        pool=pool,
+        slots={
+            name: _slot_beat(context, name, slot, statuses[name], by_index.get(slot.index))
+            for name, slot in slots.items()
+        },
+        disk_free_bytes=_free_bytes(),
+        uptime_ms=context.clock.boot_ms(),
+        clock_offset_ms=now_ms - context.clock.wall_ms(),
+        pending_facts=sum(status.pending_facts for status in statuses.values() if status),
+        newest={
+            status.writer: status.newest_key
+            for status in statuses.values()
+            if status and status.newest_key
+        },
+    )
+
+
+def _slot_beat(
+    context: Context,
+    name: WorkerName,
+    slot: Slot,
+    status: WorkerStatus | None,
+    reading: Reading | None,
+) -> SlotBeat:
+    problem = status.problem if status else ""
+    if slot.kind != "gpu":
+        reading = None
+    elif reading is None:
+        problem = problem or f"GPU {slot.index} cannot be seen"
+    return SlotBeat(
+        alive=is_locked(context.worker_dir(name) / "slot.lock"),
+        problem=problem or (reading.problem if reading else "") or "",
+        running=", ".join(status.running) if status else "",
+        utilisation_percent=reading.utilisation_percent if reading else None,
+        memory_used_bytes=reading.memory_used_bytes if reading else None,
+        memory_total_bytes=reading.memory_total_bytes if reading else None,
+        temperature_c=reading.temperature_c if reading else None,
+    )
+
+
+def _free_bytes() -> dict[str, int]:
+    free = {}
+    for path in DISKS:
+        try:
+            free[path] = shutil.disk_usage(path).free
+        except OSError:
+            continue
+    return free

@@ -1,0 +1,212 @@
+"""The dispatcher: follows the journal, and leads where nobody else does.
+
+Owns the candidate's side of the election. A candidate follows the journal (and so wakes
+its machine's workers), and judges on its own clock how long the leader has been silent: no
+page and no dispatcher beat for a lease. It then posts an election page. Leases only avoid
+contention; that two never decide at once rests on the journal's slots alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import structlog
+
+from ledger import events as e
+from ledger.errors import FencedError, TransientError
+from ledger.journal import Journal
+from ledger.keys import BEATS, BeatKey, after_stamp
+from ledger.names import NodeName, WorkerName
+from ledger.timings import SECOND_MS
+from ledger.writer import new_writer
+from roles.context import Context
+from roles.leader import Leader, workers_told
+from roles.wake import mark_following, wake
+
+SKEW_MAX_MS = 60 * SECOND_MS
+"""A clock further than this from the journal's (plus its silence) must not lead."""
+
+log = structlog.get_logger()
+
+
+class Dispatcher:
+    """One candidate of one node. ``stopping`` is asked before every step."""
+
+    def __init__(
+        self, context: Context, node: NodeName, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._context = context
+        self._node = node
+        self._stopping = stopping
+        self._journal = Journal(context.store, context.ledger)
+        self._leader: Leader | None = None
+        self._loaded = False
+        self._sign_ms = 0
+        self._followed_ms: int | None = None
+        self._page_ms: int | None = None
+        """When the newest page was seen, if that was right after it came."""
+        self._sign_key = ""
+        self._next_beats_look_ms = 0
+        self._refusal = ""
+        self._errors = 0
+
+    @property
+    def leads(self) -> bool:
+        return self._leader is not None
+
+    def run(self) -> None:
+        """Follow and lead until ``stopping``. Raises LedgerError where an operator is needed."""
+        while not self._stopping():
+            self._context.clock.sleep_ms(self.step())
+        if self._leader is not None:
+            self.step()  # what was reported until now is posted before this process ends
+
+    def step(self) -> int:
+        """One round; returns how long to wait before the next (ms)."""
+        timings = self._context.timings
+        try:
+            if self._leader is None:
+                self._follow()
+            else:
+                self._leader.step()
+                mark_following(self._following, self._context.clock)
+        except FencedError as error:
+            log.info("stepped down", node=self._node, reason=str(error))
+            self._leader = None
+        except TransientError as error:
+            self._errors += 1
+            log.warning("no news from the store", node=self._node, reason=str(error))
+            return self._back_off_ms()
+        self._errors = 0
+        if self._leader is not None:
+            return self._jittered(timings.leader_tick_ms)
+        return self._context.rng.randint(timings.follow_min_ms, timings.follow_max_ms)
+
+    @property
+    def _following(self) -> Path:
+        return self._context.node_dir(self._node) / "following"
+
+    def _jittered(self, period_ms: int) -> int:
+        return self._context.rng.randint(period_ms * 9 // 10, period_ms)
+
+    def _back_off_ms(self) -> int:
+        timings = self._context.timings
+        ceiling_ms = min(timings.retry_max_ms, timings.retry_min_ms << min(self._errors, 10))
+        return self._context.rng.randint(timings.retry_min_ms, ceiling_ms)
+
+    # -- following
+
+    def _follow(self) -> None:
+        if self._loaded:
+            pages = self._journal.follow()
+        else:
+            self._journal.load()
+            pages = []
+            self._loaded = True
+            self._sign_ms = self._first_sign_ms()
+        for page in pages:
+            self._saw_leader()
+            self._wake(page.decisions)
+        self._note_round(bool(pages))
+        mark_following(self._following, self._context.clock)
+        if self._leader_is_silent():
+            self._take_over()
+
+    def _note_round(self, paged: bool) -> None:
+        now_ms = self._context.clock.boot_ms()
+        if paged:
+            prompt = (
+                self._followed_ms is not None
+                and now_ms - self._followed_ms < self._context.timings.lease_ms
+            )
+            self._page_ms = now_ms if prompt else None
+        self._followed_ms = now_ms
+
+    def _first_sign_ms(self) -> int:
+        """When the leader was last heard of before this process began (boot clock).
+
+        Only here are other processes' stamps read: they can make a take-over early, which
+        costs a contest for one page, never safety.
+        """
+        store, state = self._context.store, self._journal.projection.state
+        newest_ms = max(state.at, self._newest_leader_beat_ms())
+        age_ms = max(0, store.clock_ms() - newest_ms)
+        return self._context.clock.boot_ms() - age_ms
+
+    def _saw_leader(self) -> None:
+        self._sign_ms = self._context.clock.boot_ms()
+
+    def _leader_is_silent(self) -> bool:
+        clock, timings = self._context.clock, self._context.timings
+        silence_ms = clock.boot_ms() - self._sign_ms
+        if silence_ms < timings.lease_ms // 2 or clock.boot_ms() < self._next_beats_look_ms:
+            return False
+        self._next_beats_look_ms = clock.boot_ms() + self._jittered(timings.lease_ms // 3)
+        self._newest_leader_beat_ms()
+        return clock.boot_ms() - self._sign_ms >= timings.lease_ms
+
+    def _newest_leader_beat_ms(self) -> int:
+        """Look for a dispatcher's beat that was not seen before: a sign of life. One LIST."""
+        store, timings = self._context.store, self._context.timings
+        since_ms = store.clock_ms() - 2 * timings.lease_ms
+        newest: BeatKey | None = None
+        for entry in store.list(BEATS, after_stamp(BEATS, since_ms)):
+            key = _leader_beat(entry.key)
+            if key is not None:
+                newest = key
+        if newest is None:
+            return 0
+        if newest.format() != self._sign_key:
+            self._sign_key = newest.format()
+            self._saw_leader()
+        return newest.stamp_ms
+
+    # -- taking over
+
+    def _take_over(self) -> None:
+        refusal = self._why_not_lead()
+        if refusal:
+            if refusal != self._refusal:
+                log.error("does not lead", node=self._node, reason=refusal)
+            self._refusal = refusal
+            return
+        self._refusal = ""
+        writer = new_writer(self._context.rng, f"dispatcher-{self._node}")
+        leader = Leader(self._context, self._journal, writer, self._wake)
+        self._loaded = False  # until the election is settled, the projection is a draft
+        won = leader.elect()
+        self._loaded = True
+        if won:
+            log.info("leads", node=self._node, writer=writer)
+            self._leader = leader
+        else:
+            self._saw_leader()
+
+    def _why_not_lead(self) -> str:
+        """A clock that is far from the journal's would stamp wrong times; empty if near."""
+        state = self._journal.projection.state
+        behind_ms = state.at - self._context.store.clock_ms()
+        if behind_ms > SKEW_MAX_MS:
+            return f"this clock is {behind_ms // 1000} s behind the journal: set it right"
+        if self._page_ms is not None:
+            silence_ms = self._context.clock.boot_ms() - self._page_ms
+            ahead_ms = -behind_ms - silence_ms
+            if ahead_ms > SKEW_MAX_MS:
+                return f"this clock is {ahead_ms // 1000} s ahead of the journal: set it right"
+        return ""
+
+    def _wake(self, decisions: Iterable[e.AnyDecision]) -> None:
+        for worker in workers_told(decisions):
+            self._wake_one(worker)
+
+    def _wake_one(self, worker: WorkerName) -> None:
+        wake(self._context.worker_dir(worker) / "wake")
+
+
+def _leader_beat(text: str) -> BeatKey | None:
+    try:
+        key = BeatKey.parse(text)
+    except ValueError:
+        return None
+    return key if key.writer.startswith("dispatcher-") else None

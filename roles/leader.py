@@ -1,0 +1,300 @@
+"""One term of leadership: the wheel that reads, decides, puts a page, and only then acts.
+
+Order of effects in one turn, and what a crash after each costs:
+
+1. read facts and beats              nothing
+2. build the page in memory          nothing
+3. ``put_new`` the page              if it is in, the next leader finds it and goes on at 4
+4. deliver the page's messages       the next leader delivers them again, same names, same bytes
+5. try the claims being revoked      the next leader tries them again; the body decides
+6. report the outcomes in the next page
+
+After Lost everything prepared is thrown away and read anew from the ledger. Refuses to go
+on (``FencedError``) when the journal names another leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ledger import events as e
+from ledger.checkpoint import save_checkpoint
+from ledger.errors import FencedError, InDoubtError, TransientError
+from ledger.journal import Journal, new_put_id
+from ledger.keys import claim_key, message_key
+from ledger.names import Epoch, Seq, WorkerName, WriterName
+from ledger.reader import BeatTail, FactTail
+from ledger.state import RULES, State
+from ledger.stores.base import Lost, Won
+from ledger.timings import CHECKPOINT_EVERY_PAGES
+from ledger.writer import BeatWriter
+from roles.context import Context
+from roles.liveness import LivenessJudge
+from scheduling.decide import Scheduler
+from scheduling.turn import take_turn
+
+BUSY_PERCENT = 15
+"""A GPU that somebody else uses more than this takes no job of ours."""
+
+
+class Leader:
+    """Holds the epoch that its election page named, until it is fenced.
+
+    ``on_page`` is told of each page after its messages are delivered (to wake workers of
+    this machine).
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        journal: Journal,
+        writer: WriterName,
+        on_page: Callable[[Sequence[e.AnyDecision]], None],
+    ) -> None:
+        self._context = context
+        self._journal = journal
+        self._writer = writer
+        self._on_page = on_page
+        self._facts = FactTail(context.store, context.clock, context.timings)
+        self._beats = BeatTail(context.store, context.timings)
+        self._beat_writer = BeatWriter(context.store, writer)
+        self._judge = LivenessJudge(context.timings)
+        self._problems: dict[WorkerName, str] = {}
+        self._claims: dict[e.AttemptRef, str] = {}
+        self._prepared = False
+        """The projection holds a page that is not known to be in."""
+        self._delivered: dict[WorkerName, int] = {}
+        self._next_beat_ms = 0
+        self._next_beats_poll_ms = 0
+        self._take_over_journal()
+
+    @property
+    def _state(self) -> State:
+        return self._journal.projection.state
+
+    @property
+    def _leads(self) -> bool:
+        return (self._state.epoch, self._state.leader) == (self._epoch, self._writer)
+
+    def _take_over_journal(self) -> None:
+        """Begin from what the journal says: indexes, and every message not yet passed."""
+        self._scheduler = Scheduler(self._journal.projection)
+        self._delivered = {name: worker.cursor for name, worker in self._state.workers.items()}
+
+    def elect(self) -> bool:
+        """Post the election page; False where somebody else was faster."""
+        self._epoch = Epoch(self._state.epoch + 1)
+        self._post((), (), elected=True)
+        return self._leads
+
+    def step(self) -> None:
+        """One turn of the wheel. Raises FencedError, or TransientError (try again)."""
+        if self._prepared:
+            self._reload()
+        if not self._leads:
+            raise FencedError(
+                f"{self._state.leader or 'nobody'} leads epoch {self._state.epoch}, "
+                f"not {self._writer} epoch {self._epoch}"
+            )
+        self._beat()
+        self._deliver()
+        self._try_claims()
+        facts, refused = self._read()
+        seen = (*refused, *self._seen())
+        due = self._scheduler.next_due_ms()
+        if facts or seen or (due is not None and due <= self._context.store.clock_ms()):
+            self._post(facts, seen, elected=False)
+
+    # -- reading
+
+    def _read(self) -> tuple[tuple[e.Posted, ...], tuple[e.FactRefused, ...]]:
+        now_ms = self._context.clock.boot_ms()
+        if now_ms >= self._next_beats_poll_ms:
+            for beat in self._beats.poll():
+                self._note_beat(beat)
+            self._next_beats_poll_ms = now_ms + self._context.timings.beats_poll_ms
+        state = self._state
+        polled = self._facts.poll(state.writers, state.newest_stamp_ms, state.at)
+        self._judge.read_succeeded(self._context.clock.boot_ms())
+        facts = tuple(item for item in polled if isinstance(item, e.Posted))
+        for posted in facts:
+            self._note_sign_of(posted.fact)
+        return facts, tuple(item for item in polled if isinstance(item, e.FactRefused))
+
+    def _note_sign_of(self, fact: e.AnyFact) -> None:
+        if isinstance(fact, e.WorkerReady):
+            self._judge.sign_of_life(fact.node)
+            self._problems.pop(fact.worker, None)
+        elif isinstance(fact, e.WorkerFact):
+            worker = self._state.workers.get(fact.worker)
+            if worker is not None:
+                self._judge.sign_of_life(worker.node)
+
+    def _note_beat(self, beat: e.Beat) -> None:
+        node = self._state.nodes.get(beat.node)
+        self._facts.hint(beat.newest)
+        if node is None or beat.machine != node.machine:
+            return
+        self._judge.sign_of_life(beat.node)
+        for name, slot in beat.slots.items():
+            self._problems[WorkerName(name)] = slot_problem(slot)
+
+    def _seen(self) -> list[e.AnySeen]:
+        state = self._state
+        seen: list[e.AnySeen] = []
+        for ref, owner in self._claims.items():
+            if ref in state.revoking:
+                seen.append(e.ClaimSeen(job=ref.job, attempt=ref.attempt, owner=owner))
+        for name, problem in self._problems.items():
+            worker = state.workers.get(name)
+            if worker is not None and worker.problem != problem:
+                seen.append(e.SlotSeen(worker=name, problem=problem))
+        return [*seen, *self._judge.judge(state)]
+
+    # -- posting
+
+    def _post(self, facts: Sequence[e.Posted], seen: Sequence[e.AnySeen], *, elected: bool) -> None:
+        """Build and put one page, and act on it once it is in.
+
+        In doubt for longer than the lease, or Lost: whatever stands at this seq counts. It
+        is read, and what was prepared is built afresh from it.
+        """
+        self._prepared = True
+        page = self._build(tuple(facts), tuple(seen), elected=elected)
+        try:
+            outcome = self._journal.post(page, patience_ms=self._context.timings.lease_ms)
+        except InDoubtError:
+            outcome = None
+        if isinstance(outcome, Won):
+            self._journal.finish(page)
+            self._prepared = False
+            self._act(page)
+        else:
+            self._reload()
+
+    def _build(
+        self, facts: tuple[e.Posted, ...], seen: tuple[e.AnySeen, ...], *, elected: bool
+    ) -> e.Page:
+        state = self._state
+        seq, previous = Seq(state.seq + 1), state.page_sha256
+        at = max(self._context.store.clock_ms(), state.at)
+        decisions, fair = take_turn(
+            self._journal.projection,
+            self._scheduler,
+            at=at,
+            epoch=self._epoch,
+            leader=self._writer,
+            facts=facts,
+            seen=seen,
+            elected=elected,
+        )
+        return e.Page(
+            ledger=self._context.ledger,
+            seq=seq,
+            epoch=self._epoch,
+            leader=self._writer,
+            at=at,
+            prev_sha256=previous,
+            rules=RULES,
+            facts=facts,
+            seen=seen,
+            decisions=decisions,
+            fair=fair,
+            put_id=new_put_id(self._context.rng),
+        )
+
+    def _reload(self) -> None:
+        """Throw the prepared page away and read what is there."""
+        self._journal.load()
+        self._take_over_journal()
+        self._prepared = False
+
+    # -- acting, only after the page is in
+
+    def _act(self, page: e.Page) -> None:
+        if page.seq and page.seq % CHECKPOINT_EVERY_PAGES == 0:
+            save_checkpoint(self._context.store, self._state)
+        try:
+            self._deliver()
+            self._try_claims()
+        except TransientError:
+            return  # the next step tries again before it posts anything new
+        finally:
+            self._on_page(page.decisions)
+
+    def _deliver(self) -> None:
+        """Put every message above the workers' cursors that was not put yet, in order."""
+        for name, worker in self._state.workers.items():
+            n = max(self._delivered.get(name, 0), worker.cursor)
+            while n < worker.next_message:
+                body = e.encode(worker.messages[n])
+                self._context.store.put_once(message_key(name, n), body)
+                n += 1
+                self._delivered[name] = n
+
+    def _try_claims(self) -> None:
+        """Try to take back what is being revoked; the next page says who won."""
+        revoking = self._state.revoking
+        self._claims = {ref: self._claims[ref] for ref in revoking if ref in self._claims}
+        for ref in revoking:
+            if ref not in self._claims:
+                self._claims[ref] = self._try_claim(ref)
+
+    def _try_claim(self, ref: e.AttemptRef) -> str:
+        claim = e.Claim(
+            ledger=self._context.ledger,
+            put_id=new_put_id(self._context.rng),
+            job=ref.job,
+            attempt=ref.attempt,
+            owner="revoke",
+            writer=self._writer,
+            at=self._context.store.clock_ms(),
+        )
+        outcome = self._context.store.put_new(
+            claim_key(ref.job, ref.attempt),
+            e.encode(claim),
+            patience_ms=self._context.timings.leader_beat_ms,
+        )
+        return e.decode_claim(outcome.body).owner if isinstance(outcome, Lost) else claim.owner
+
+    def _beat(self) -> None:
+        now_ms = self._context.clock.boot_ms()
+        if now_ms < self._next_beat_ms:
+            return
+        self._next_beat_ms = now_ms + self._context.timings.leader_beat_ms
+        self._beat_writer.put(
+            e.Beat(
+                writer=self._writer,
+                n=0,
+                at=self._context.store.clock_ms(),
+                host=self._context.host,
+                machine=self._context.machine,
+                epoch=self._epoch,
+            )
+        )
+
+
+def slot_problem(slot: e.SlotBeat) -> str:
+    """Why a slot takes no work, by its supervisor's beat; empty where it may.
+
+    A utilisation counts only if it was read while none of our jobs ran there.
+    """
+    if not slot.alive:
+        return "its worker is not running"
+    if slot.problem:
+        return slot.problem
+    busy = slot.utilisation_percent or 0
+    if not slot.running and busy >= BUSY_PERCENT:
+        return f"its GPU is {busy} % busy with somebody else's work"
+    return ""
+
+
+def workers_told(decisions: Iterable[e.AnyDecision]) -> set[WorkerName]:
+    """Workers to whom these decisions send a message."""
+    told: set[WorkerName] = set()
+    for decision in decisions:
+        if isinstance(decision, e.AttemptAssigned):
+            told.add(decision.slots[0])
+        elif isinstance(decision, e.StopOrdered):
+            told.add(decision.worker)
+    return told

@@ -1,0 +1,45 @@
+"""Local locks: who is the only one of its kind on this machine.
+
+Owns the use of ``flock``. A lock is held by an open file description, so it ends with its
+process however that ends, and says nothing about other machines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+
+class FileLock:
+    """Holds ``path`` from construction to ``release`` (or the end of the process)."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    @staticmethod
+    def try_take(path: Path) -> FileLock | None:
+        """The lock, or None where somebody else holds it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return FileLock(path, fd)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds ``path`` now."""
+    if not path.exists():
+        return False
+    lock = FileLock.try_take(path)
+    if lock is None:
+        return True
+    lock.release()
+    return False

@@ -1,0 +1,1 @@
+"""All tests: unit, property, store contract, command line, end to end."""

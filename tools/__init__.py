@@ -1,0 +1,1 @@
+"""What developers and operators run from a checkout; not packaged."""

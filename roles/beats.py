@@ -7,17 +7,14 @@ is not to be had is absent.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 
 from ledger.events import Beat, Slot, SlotBeat
 from ledger.names import NodeName, WorkerName, WriterName
 from roles.context import Context
 from roles.devices import Reading
-from roles.locks import is_locked
-from roles.status import WorkerStatus, read_status
-
-DISKS = ("/", "/dev/shm")
+from roles.host import Host
+from roles.status import WorkerStatus
 
 
 def node_beat(
@@ -25,11 +22,12 @@ def node_beat(
     node: NodeName,
     pool: str,
     slots: Mapping[WorkerName, Slot],
+    host: Host,
     readings: Sequence[Reading],
 ) -> Beat:
     """The beat of this node now; ``BeatWriter`` numbers it. Reads local files only."""
     by_index = {reading.index: reading for reading in readings}
-    statuses = {name: read_status(context.worker_dir(name)) for name in slots}
+    statuses = {name: host.status(name) for name in slots}
     now_ms = context.store.clock_ms()
     return Beat(
         writer=WriterName(""),
@@ -40,10 +38,10 @@ def node_beat(
         machine=context.machine,
         pool=pool,
         slots={
-            name: _slot_beat(context, name, slot, statuses[name], by_index.get(slot.index))
+            name: _slot_beat(slot, statuses[name], by_index.get(slot.index), alive=host.runs(name))
             for name, slot in slots.items()
         },
-        disk_free_bytes=_free_bytes(),
+        disk_free_bytes=host.free_bytes(),
         uptime_ms=context.clock.boot_ms(),
         clock_offset_ms=now_ms - context.clock.wall_ms(),
         pending_facts=sum(status.pending_facts for status in statuses.values() if status),
@@ -56,11 +54,7 @@ def node_beat(
 
 
 def _slot_beat(
-    context: Context,
-    name: WorkerName,
-    slot: Slot,
-    status: WorkerStatus | None,
-    reading: Reading | None,
+    slot: Slot, status: WorkerStatus | None, reading: Reading | None, *, alive: bool
 ) -> SlotBeat:
     problem = status.problem if status else ""
     if slot.kind != "gpu":
@@ -68,7 +62,7 @@ def _slot_beat(
     elif reading is None:
         problem = problem or f"GPU {slot.index} cannot be seen"
     return SlotBeat(
-        alive=is_locked(context.worker_dir(name) / "slot.lock"),
+        alive=alive,
         problem=problem or (reading.problem if reading else "") or "",
         running=", ".join(status.running) if status else "",
         utilisation_percent=reading.utilisation_percent if reading else None,
@@ -76,13 +70,3 @@ def _slot_beat(
         memory_total_bytes=reading.memory_total_bytes if reading else None,
         temperature_c=reading.temperature_c if reading else None,
     )
-
-
-def _free_bytes() -> dict[str, int]:
-    free = {}
-    for path in DISKS:
-        try:
-            free[path] = shutil.disk_usage(path).free
-        except OSError:
-            continue
-    return free

@@ -9,7 +9,6 @@ contention; that two never decide at once rests on the journal's slots alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import structlog
 
@@ -17,12 +16,12 @@ from ledger import events as e
 from ledger.errors import FencedError, TransientError
 from ledger.journal import Journal
 from ledger.keys import BEATS, BeatKey, after_stamp
-from ledger.names import NodeName, WorkerName
+from ledger.names import NodeName
 from ledger.timings import SECOND_MS
 from ledger.writer import new_writer
 from roles.context import Context
 from roles.leader import Leader, workers_told
-from roles.wake import mark_following, wake
+from roles.wake import Neighbours
 
 SKEW_MAX_MS = 60 * SECOND_MS
 """A clock further than this from the journal's (plus its silence) must not lead."""
@@ -34,10 +33,15 @@ class Dispatcher:
     """One candidate of one node. ``stopping`` is asked before every step."""
 
     def __init__(
-        self, context: Context, node: NodeName, stopping: Callable[[], bool] = lambda: False
+        self,
+        context: Context,
+        node: NodeName,
+        neighbours: Neighbours,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._context = context
         self._node = node
+        self._neighbours = neighbours
         self._stopping = stopping
         self._journal = Journal(context.store, context.ledger)
         self._leader: Leader | None = None
@@ -70,7 +74,7 @@ class Dispatcher:
                 self._follow()
             else:
                 self._leader.step()
-                mark_following(self._following, self._context.clock)
+                self._neighbours.mark_following()
         except FencedError as error:
             log.info("stepped down", node=self._node, reason=str(error))
             self._leader = None
@@ -82,10 +86,6 @@ class Dispatcher:
         if self._leader is not None:
             return self._jittered(timings.leader_tick_ms)
         return self._context.rng.randint(timings.follow_min_ms, timings.follow_max_ms)
-
-    @property
-    def _following(self) -> Path:
-        return self._context.node_dir(self._node) / "following"
 
     def _jittered(self, period_ms: int) -> int:
         return self._context.rng.randint(period_ms * 9 // 10, period_ms)
@@ -109,7 +109,7 @@ class Dispatcher:
             self._saw_leader()
             self._wake(page.decisions)
         self._note_round(bool(pages))
-        mark_following(self._following, self._context.clock)
+        self._neighbours.mark_following()
         if self._leader_is_silent():
             self._take_over()
 
@@ -197,11 +197,8 @@ class Dispatcher:
         return ""
 
     def _wake(self, decisions: Iterable[e.AnyDecision]) -> None:
-        for worker in workers_told(decisions):
-            self._wake_one(worker)
-
-    def _wake_one(self, worker: WorkerName) -> None:
-        wake(self._context.worker_dir(worker) / "wake")
+        for worker in sorted(workers_told(decisions)):
+            self._neighbours.wake(worker)
 
 
 def _leader_beat(text: str) -> BeatKey | None:

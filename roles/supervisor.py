@@ -1,19 +1,17 @@
 """The supervisor: one per node; keeps its workers and its dispatcher alive, and beats.
 
-Owns the processes of a node. Each is its own session, so that none ends with another; a
-supervisor that comes back finds them by their locks. It refuses to start where a live node
-of its name beats from another machine. What a crash costs: the workers go on and beat
-themselves; nothing is restarted until a supervisor is there again.
+Owns the decision when a process of the node is started again. A supervisor that comes back
+finds what still runs. It refuses to start where a live node of its name beats from another
+machine. What its own crash costs: the workers go on; nothing is restarted, and the node
+stops beating, which is the sign.
 """
 
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -25,107 +23,59 @@ from ledger.names import NodeName, WorkerName
 from ledger.writer import BeatWriter, new_writer
 from roles.beats import node_beat
 from roles.context import Context
-from roles.devices import GpuReader
-from roles.locks import FileLock, is_locked
-from roles.processes import signal_process
-from roles.status import read_status
+from roles.devices import Reading
+from roles.host import DISPATCHER, Host
 
+RESPAWN_MIN_MS = 500
 RESPAWN_MAX_MS = 30_000
-"""Longest pause before a process that keeps ending is started again."""
+"""A process that keeps ending is started again after pauses between these two."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorOptions:
-    """``worker_argv`` and ``dispatcher_argv`` are whole commands; no dispatcher if None."""
+    """``read_gpus`` gives the GPUs of this node now."""
 
     node: NodeName
     pool: str
     slots: Mapping[WorkerName, Slot]
-    worker_argv: Callable[[WorkerName, Slot], Sequence[str]]
-    dispatcher_argv: Sequence[str] | None
-    gpus: GpuReader
+    dispatches: bool
+    read_gpus: Callable[[], Sequence[Reading]]
 
 
-class Child:
-    """One process of the node: running if its lock is held, by whoever started it."""
+class Respawn:
+    """When a process that ended is started again: at once, then ever more slowly."""
 
-    def __init__(self, context: Context, argv: Sequence[str], lock: Path, log_file: Path) -> None:
-        self._context = context
-        self._argv = argv
-        self._lock = lock
-        self._log_file = log_file
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self) -> None:
         self._fails = 0
+        self._started_ms = 0
         self._next_ms = 0
 
-    def keep_alive(self) -> None:
-        """Start it where it does not run; at once after the first end, then ever slower."""
-        now_ms = self._context.clock.boot_ms()
-        if self._process is not None and self._process.poll() is None:
-            return
-        if is_locked(self._lock):
-            return
-        if self._process is not None:
-            log.warning("ended", process=self._argv[-1], rc=self._process.returncode)
-            self._process = None
-            pause_ms = min(RESPAWN_MAX_MS, (1 << self._fails) * 500) if self._fails else 0
-            self._fails = self._fails + 1 if now_ms < self._next_ms + RESPAWN_MAX_MS else 0
-            self._next_ms = now_ms + pause_ms
-        if now_ms >= self._next_ms:
-            self._start()
+    def started(self, now_ms: int) -> None:
+        self._started_ms = now_ms
 
-    def _start(self) -> None:
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_file.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+    def ended(self, now_ms: int) -> None:
+        """It ended now. One that had run for a while is not a failing one."""
+        if now_ms - self._started_ms > RESPAWN_MAX_MS:
+            self._fails = 0
+        pause_ms = RESPAWN_MIN_MS << self._fails if self._fails else 0
+        self._next_ms = now_ms + min(RESPAWN_MAX_MS, pause_ms)
+        self._fails = min(self._fails + 1, 10)
 
-    @property
-    def runs(self) -> bool:
-        if self._process is not None and self._process.poll() is None:
-            return True
-        return is_locked(self._lock)
-
-    def end(self, signum: int) -> None:
-        """Signal the process if this supervisor started it."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signum)
+    def is_due(self, now_ms: int) -> bool:
+        return now_ms >= self._next_ms
 
 
 class Supervisor:
     """Runs until it is drained (``drain``), or for ever."""
 
-    def __init__(self, context: Context, options: SupervisorOptions) -> None:
+    def __init__(self, context: Context, options: SupervisorOptions, host: Host) -> None:
         self._context = context
         self._options = options
-        folder = context.node_dir(options.node)
-        self._workers = {
-            name: Child(
-                context,
-                options.worker_argv(name, slot),
-                context.worker_dir(name) / "slot.lock",
-                folder / "log" / f"{name}.log",
-            )
-            for name, slot in options.slots.items()
-        }
-        self._dispatcher = (
-            Child(
-                context,
-                options.dispatcher_argv,
-                folder / "dispatcher.lock",
-                folder / "log" / "dispatcher.log",
-            )
-            if options.dispatcher_argv
-            else None
-        )
-        self._folder = folder
+        self._host = host
+        names = [*options.slots, *([DISPATCHER] if options.dispatches else [])]
+        self._respawns = {name: Respawn() for name in names}
         self._beats: BeatWriter | None = None
         self._next_beat_ms = 0
         self._said = ""
@@ -138,8 +88,7 @@ class Supervisor:
 
         Raises RequestError where this node already runs, here or on another machine.
         """
-        lock = FileLock.try_take(self._folder / "supervisor.lock")
-        if lock is None:
+        if not self._host.take():
             raise RequestError(
                 f"node {self._options.node} already runs on this machine: "
                 "give this one another name with --node"
@@ -154,18 +103,16 @@ class Supervisor:
                 self._context.clock.sleep_ms(self._context.timings.respawn_ms)
             self._end_dispatcher()
         finally:
-            lock.release()
+            self._host.release()
 
     def step(self) -> None:
         """One round: processes, then the beat when it is due or something changed."""
         if self._waits_for_name:
             with suppress(TransientError):
                 self._waits_for_name = not self._name_is_free()
-        elif not self._draining:
-            for child in self._workers.values():
-                child.keep_alive()
-        if self._dispatcher is not None:
-            self._dispatcher.keep_alive()
+        for name, respawn in self._respawns.items():
+            if name == DISPATCHER or not (self._waits_for_name or self._draining):
+                self._keep_alive(name, respawn)
         self._beat()
 
     def drain(self) -> None:
@@ -180,22 +127,31 @@ class Supervisor:
 
     def running_jobs(self) -> list[str]:
         """What this node's workers say they run: ``job.attempt``."""
-        statuses = (read_status(self._context.worker_dir(name)) for name in self._workers)
+        statuses = (self._host.status(name) for name in self._options.slots)
         return [job for status in statuses if status for job in status.running]
 
-    def _signal_workers(self, signum: int) -> None:
-        for name in self._workers:
-            status = read_status(self._context.worker_dir(name))
-            if status is not None and status.process is not None:
-                signal_process(status.process, signum)
+    def _keep_alive(self, name: str, respawn: Respawn) -> None:
+        now_ms = self._context.clock.boot_ms()
+        rc = self._host.ended(name)
+        if rc is not None:
+            log.warning("ended", process=name, rc=rc)
+            respawn.ended(now_ms)
+        if not self._host.runs(name) and respawn.is_due(now_ms):
+            self._host.start(name)
+            respawn.started(now_ms)
+
+    def _signal_workers(self, signum: signal.Signals) -> None:
+        for name in self._options.slots:
+            self._host.signal(name, signum)
 
     def _is_empty(self) -> bool:
-        return not any(child.runs for child in self._workers.values())
+        return not any(self._host.runs(name) for name in self._options.slots)
 
     def _end_dispatcher(self) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.end(signal.SIGTERM)
-            while self._dispatcher.runs:
+        """End it last: what the workers reported at their end is posted by then."""
+        if DISPATCHER in self._respawns:
+            self._host.signal(DISPATCHER, signal.SIGTERM)
+            while self._host.runs(DISPATCHER):
                 self._context.clock.sleep_ms(self._context.timings.worker_tick_ms)
 
     # -- beats
@@ -208,7 +164,8 @@ class Supervisor:
             self._options.node,
             self._options.pool,
             self._options.slots,
-            self._options.gpus.read() if self._has_gpus else (),
+            self._host,
+            self._options.read_gpus() if self._has_gpus else (),
         )
         said = repr([(name, slot.alive, slot.problem) for name, slot in beat.slots.items()])
         if now_ms < self._next_beat_ms and said == self._said:

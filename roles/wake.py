@@ -10,8 +10,11 @@ import os
 import select
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from ledger.clock import Clock
+from ledger.names import NodeName, WorkerName
+from roles.context import Context
 
 FOLLOWED_FOR_MS = 5_000
 """A mark older than this says that nobody follows any more."""
@@ -36,6 +39,30 @@ class WakeFifo:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class Neighbours(Protocol):
+    """The workers of this machine, as whoever follows the journal sees them."""
+
+    def mark_following(self) -> None:
+        """Say that they will be woken when a page concerns them."""
+
+    def wake(self, worker: WorkerName) -> None:
+        """There is a message for this worker; no effect where it is not of this machine."""
+
+
+class LocalNeighbours:
+    """``Neighbours`` by the FIFOs and the mark of this machine's state folder."""
+
+    def __init__(self, context: Context, node: NodeName) -> None:
+        self._context = context
+        self._mark = context.node_dir(node) / "following"
+
+    def mark_following(self) -> None:
+        mark_following(self._mark, self._context.clock)
+
+    def wake(self, worker: WorkerName) -> None:
+        wake(self._context.worker_dir(worker) / "wake")
 
 
 def wake(path: Path) -> None:

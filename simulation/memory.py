@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ledger.clock import Clock
 from ledger.errors import LedgerError
@@ -138,7 +138,7 @@ class MemorySpool:
         return content_of(self._storage.records[self.writer], self.writer)
 
     def close(self) -> None:
-        self._storage.owned.discard(self.writer)
+        self._storage.owned.pop(self.writer, None)
 
     def remove(self) -> None:
         self.close()
@@ -146,11 +146,16 @@ class MemorySpool:
 
 
 class MemorySpools:
-    """The spools of one simulated disk. To kill an owner is to ``close`` its spool."""
+    """The spools of one simulated disk, each held by whoever made or took it last.
 
-    def __init__(self) -> None:
+    ``holder`` names the process that is running; when it dies, ``release`` makes its
+    spools anybody's, as the kernel does with locks.
+    """
+
+    def __init__(self, holder: Callable[[], object] = lambda: None) -> None:
         self.records: dict[WriterName, list[SpoolRecord]] = {}
-        self.owned: set[WriterName] = set()
+        self.owned: dict[WriterName, object] = {}
+        self._holder = holder
 
     def create(self, writer: WriterName) -> MemorySpool:
         if writer in self.records:
@@ -160,9 +165,13 @@ class MemorySpools:
 
     def abandoned(self) -> Iterator[MemorySpool]:
         for writer in sorted(self.records):
-            if writer not in self.owned:
+            if writer in self.records and writer not in self.owned:
                 yield self._take(writer)
 
+    def release(self, holder: object) -> None:
+        """The process ``holder`` is dead."""
+        self.owned = {w: owner for w, owner in self.owned.items() if owner is not holder}
+
     def _take(self, writer: WriterName) -> MemorySpool:
-        self.owned.add(writer)
+        self.owned[writer] = self._holder()
         return MemorySpool(self, writer)

@@ -1,33 +1,43 @@
 """Verification: every decision of a ledger derived again from the pages before it.
 
 Owns the comparison of a journal with what ``scheduling.turn`` makes of its facts and seen
-events: the chain of hashes, each decision, and the digest of the fair state. It stops at
-the first difference, because all that follows would rest on it.
+events: the chain of hashes, that no page is missing, each decision, and the digest of the
+fair state. It stops at the first difference, because all that follows would rest on it.
+
+Each page is vouched for by the next one, which repeats its hash. Nobody vouches for the very
+last page: of it, only what its own decisions and its fair digest rest on is checked. An edit
+there that changes neither (a ``put_id``, a user's name, the text of a reason, a leader's name
+that makes the page void) is found once another page follows, or by whoever noted the ``head``
+of an earlier verification.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, UpgradeError
 from ledger.events import Elected, Page
 from ledger.journal import BATCH_MAX, decode_journal_page
-from ledger.keys import page_key
+from ledger.keys import JOURNAL, page_key, parse_page_key
+from ledger.names import Seq
 from ledger.projection import Projection
 from ledger.state import RULES, State
 from ledger.stores.base import Store
 from scheduling.decide import Scheduler
 from scheduling.turn import take_turn
 
+_BROKEN = (ArithmeticError, AssertionError, LookupError, ValueError)
+"""What the fold raises over facts or decisions that no leader would have let in."""
+
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """What the journal says beside what it should say, as JSON values."""
 
-    page: int
+    page: Seq
     key: str
     field: str
     recorded: Any
@@ -48,15 +58,20 @@ class Verification(msgspec.Struct, kw_only=True):
     skipped_pages: int = 0
     fair: str = ""
     """Digest of the fair state after the last page."""
+    head: str = ""
+    """sha256 of the last page: who keeps it can tell whether the history before it changed."""
     difference: Difference | None = None
 
 
-def verify(store: Store, ledger: str) -> Verification:
+def verify(
+    store: Store, ledger: str, progress: Callable[[Verification], None] = lambda report: None
+) -> Verification:
     """Fold the journal from page 0 and derive each decision again. O(events * log n).
 
-    Raises TransientError where the store gives no news.
+    ``progress`` is called after each page. Raises TransientError where the store gives no
+    news, UpgradeError where the chain holds a page of a newer format.
     """
-    return _Verifier(store, ledger).run()
+    return _Verifier(store, ledger).run(progress)
 
 
 class _Verifier:
@@ -66,53 +81,91 @@ class _Verifier:
         self._scheduler = Scheduler(self._projection)
         self._report = Verification(ledger=ledger)
 
-    def run(self) -> Verification:
+    def run(self, progress: Callable[[Verification], None]) -> Verification:
         report, state = self._report, self._projection.state
         for key, body in _bodies(self._store):
             report.difference = self._check(key, body)
             if report.difference is not None:
                 break
             report.pages += 1
+            progress(report)
         report.jobs = len(state.jobs) + len(state.archive)
         report.ended_jobs = len(state.ended) + len(state.archive)
         report.epochs, report.void_pages = state.epoch, state.void_pages
         report.fair = self._projection.fair.digest()
+        report.head = state.page_sha256
         return report
 
-    def _check(self, key: str, body: bytes) -> Difference | None:
-        seq = self._projection.state.seq + 1
+    def _check(self, key: str, body: bytes | None) -> Difference | None:
+        seq = Seq(self._projection.state.seq + 1)
+        if body is None:
+            return Difference(
+                page=seq, key=key, field="body", recorded=None, derived="a page: later ones exist"
+            )
+        sha256 = hashlib.sha256(body).hexdigest()
         try:
             page = decode_journal_page(body, key)
-        except LedgerError as error:
-            return Difference(page=seq, key=key, field="body", recorded=str(error), derived="")
-        wrong = self._chain(page, key)
+        except (LedgerError, msgspec.DecodeError) as error:
+            if isinstance(error, UpgradeError) and self._link_after(seq) == sha256:
+                raise
+            return Difference(
+                page=seq, key=key, field="body", recorded=str(error), derived="a page"
+            )
+        wrong = self._chain(page, key, sha256)
         if wrong is not None:
             return wrong
-        sha256 = hashlib.sha256(body).hexdigest()
-        if page.rules != RULES or not self._projection.is_legitimate(page):
-            self._report.skipped_pages += page.rules != RULES
-            self._projection.apply(page, sha256)
-            self._scheduler = Scheduler(self._projection)
-            return None
-        self._report.facts += len(page.facts)
-        self._report.decisions += len(page.decisions)
-        wrong = self._decisions(page, key)
-        self._projection.finish(page.seq, sha256)
-        return wrong
+        try:
+            return self._fold(page, key, sha256)
+        except _BROKEN as error:
+            broken = f"{type(error).__name__}: {error}"
+            return _difference(page, key, "facts", broken, "facts that can be folded")
 
-    def _chain(self, page: Page, key: str) -> Difference | None:
+    def _chain(self, page: Page, key: str, sha256: str) -> Difference | None:
         state = self._projection.state
-        expected = {
-            "ledger": state.ledger,
-            "seq": state.seq + 1,
-            "prev_sha256": state.page_sha256,
-        }
-        for field, value in expected.items():
+        for field, value in (("ledger", state.ledger), ("seq", state.seq + 1)):
             if getattr(page, field) != value:
                 return _difference(page, key, field, getattr(page, field), value)
+        if page.prev_sha256 != state.page_sha256:
+            return self._broken_link(page, key, sha256)
         if page.at < state.at:
             return _difference(page, key, "at", page.at, f"at least {state.at}")
         return None
+
+    def _broken_link(self, page: Page, key: str, sha256: str) -> Difference:
+        """Of the two pages at a broken link, the changed one is the one that none vouches for."""
+        state = self._projection.state
+        vouched = self._link_after(page.seq)
+        if state.seq < 0 or vouched not in ("", sha256):
+            return _difference(page, key, "prev_sha256", page.prev_sha256, state.page_sha256)
+        return Difference(
+            page=state.seq,
+            key=page_key(state.seq),
+            field="sha256",
+            recorded=state.page_sha256,
+            derived=f"{page.prev_sha256}, says page {page.seq}",
+        )
+
+    def _link_after(self, seq: Seq) -> str:
+        """Which hash the page after ``seq`` says that ``seq`` has; empty if it says none."""
+        body = self._store.get(page_key(seq + 1))
+        try:
+            return _decode_link(body).prev_sha256 if body is not None else ""
+        except msgspec.DecodeError:
+            return ""
+
+    def _fold(self, page: Page, key: str, sha256: str) -> Difference | None:
+        report = self._report
+        if page.rules != RULES or not self._projection.is_legitimate(page):
+            report.skipped_pages += page.rules != RULES
+            self._projection.apply(page, sha256)
+            self._scheduler = Scheduler(self._projection)
+            return None
+        wrong = self._decisions(page, key)
+        if wrong is None:
+            report.facts += len(page.facts)
+            report.decisions += len(page.decisions)
+            self._projection.finish(page.seq, sha256)
+        return wrong
 
     def _decisions(self, page: Page, key: str) -> Difference | None:
         elected = any(isinstance(decision, Elected) for decision in page.decisions)
@@ -136,23 +189,55 @@ class _Verifier:
         return None
 
 
+class _Link(msgspec.Struct, frozen=True):
+    """All that is read of a page to learn what it says of the one before it."""
+
+    prev_sha256: str = ""
+
+
+_decode_link = msgspec.json.Decoder(_Link).decode
+
+
 def _difference(page: Page, key: str, field: str, recorded: Any, derived: Any) -> Difference:
     return Difference(
         page=page.seq,
         key=key,
         field=field,
-        recorded=msgspec.to_builtins(recorded),
-        derived=msgspec.to_builtins(derived),
+        recorded=_plain(recorded),
+        derived=_plain(derived),
     )
 
 
-def _bodies(store: Store) -> Iterator[tuple[str, bytes]]:
-    """All pages in order, fetched side by side."""
-    first = 0
+def _plain(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _bodies(store: Store) -> Iterator[tuple[str, bytes | None]]:
+    """All pages in order, fetched side by side; None, and the end, where one is missing."""
+    seq = 0
     while True:
-        keys = [page_key(seq) for seq in range(first, first + BATCH_MAX)]
-        for key, body in zip(keys, store.get_many(keys), strict=True):
+        for body in store.get_many([page_key(seq + i) for i in range(BATCH_MAX)]):
             if body is None:
-                return
-            yield key, body
-        first += BATCH_MAX
+                break
+            yield page_key(seq), body
+            seq += 1
+        else:
+            continue
+        if not _has_page_after(store, page_key(seq)):
+            return
+        # Asked for once more: it may have been posted after the first look.
+        body = store.get(page_key(seq))
+        yield page_key(seq), body
+        if body is None:
+            return
+        seq += 1
+
+
+def _has_page_after(store: Store, key: str) -> bool:
+    for entry in store.list(JOURNAL, key):
+        try:
+            parse_page_key(entry.key)
+        except ValueError:  # a stray object is no page
+            continue
+        return True
+    return False

@@ -19,6 +19,7 @@ from ledger.timings import Timings
 from roles.context import Context
 from roles.dispatcher import Dispatcher
 from roles.leader import Leader
+from roles.wake import LocalNeighbours
 from simulation.memory import ManualClock, MemoryStore
 from simulation.verify import verify
 from tests.world import START_MS, job_id
@@ -49,7 +50,8 @@ class Bench:
         )
 
     def dispatcher(self, seed: int = 0) -> Dispatcher:
-        return Dispatcher(self.context(seed), NodeName(f"n{seed}"))
+        context, node = self.context(seed), NodeName(f"n{seed}")
+        return Dispatcher(context, node, LocalNeighbours(context, node))
 
     def leader(self, seed: int = 0) -> Leader:
         """A leader that was just elected."""

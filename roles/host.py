@@ -1,0 +1,121 @@
+"""The processes of one node, as its supervisor handles them.
+
+Owns starting, finding and signalling workers and the dispatcher on this machine. Each is
+a session of its own, so that none ends with another; whether one runs is told by its lock,
+whoever started it. The simulation puts its own ``Host`` in the place of ``LocalHost``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from roles.context import Context
+from roles.locks import FileLock, is_locked
+from roles.processes import signal_process
+from roles.status import WorkerStatus, read_status
+
+DISPATCHER = "dispatcher"
+"""The name of a node's dispatcher among its processes; the others are workers."""
+
+_DISKS = ("/", "/dev/shm")
+
+
+class Host(Protocol):
+    """A node's processes by name: its workers', and ``DISPATCHER``."""
+
+    def take(self) -> bool:
+        """Become this node's only supervisor; False where there is one."""
+
+    def release(self) -> None:
+        """Let another supervisor begin."""
+
+    def start(self, name: str) -> None:
+        """Start a process that does not run."""
+
+    def runs(self, name: str) -> bool:
+        """Whether it runs, whoever started it."""
+
+    def ended(self, name: str) -> int | None:
+        """The exit code of a process that this supervisor started, told once; else None."""
+
+    def signal(self, name: str, signum: signal.Signals) -> None:
+        """Signal it, if it is certain which process that is."""
+
+    def status(self, worker: str) -> WorkerStatus | None:
+        """What a worker said last of itself."""
+
+    def free_bytes(self) -> dict[str, int]:
+        """Free space by mount point; what cannot be read is absent."""
+
+
+class LocalHost:
+    """This machine. ``argv`` holds the whole command of each process."""
+
+    def __init__(self, context: Context, node: str, argv: Mapping[str, Sequence[str]]) -> None:
+        self._context = context
+        self._folder = context.node_dir(node)
+        self._argv = argv
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock: FileLock | None = None
+
+    def take(self) -> bool:
+        self._lock = FileLock.try_take(self._folder / "supervisor.lock")
+        return self._lock is not None
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def start(self, name: str) -> None:
+        log_file = self._folder / "log" / f"{name}.log"
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with log_file.open("ab") as output:
+            self._children[name] = subprocess.Popen(
+                self._argv[name],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def runs(self, name: str) -> bool:
+        child = self._children.get(name)
+        return (child is not None and child.poll() is None) or is_locked(self._lock_of(name))
+
+    def ended(self, name: str) -> int | None:
+        child = self._children.get(name)
+        if child is None or child.poll() is None:
+            return None
+        del self._children[name]
+        return child.returncode
+
+    def signal(self, name: str, signum: signal.Signals) -> None:
+        child = self._children.get(name)
+        if child is not None and child.poll() is None:
+            child.send_signal(signum)
+            return
+        status = self.status(name)
+        if status is not None and status.process is not None:
+            signal_process(status.process, signum)
+
+    def status(self, worker: str) -> WorkerStatus | None:
+        return read_status(self._context.worker_dir(worker))
+
+    def free_bytes(self) -> dict[str, int]:
+        free = {}
+        for path in _DISKS:
+            try:
+                free[path] = shutil.disk_usage(path).free
+            except OSError:
+                continue
+        return free
+
+    def _lock_of(self, name: str) -> Path:
+        if name == DISPATCHER:
+            return self._folder / "dispatcher.lock"
+        return self._context.worker_dir(name) / "slot.lock"

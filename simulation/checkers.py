@@ -1,0 +1,199 @@
+"""What must be true of every run, by observers that see what really happened.
+
+Owns the invariants: no attempt runs twice, no two attempts of a job at once unless the
+first was declared lost, a slot runs one thing, no acknowledged job is lost, every end is
+recorded with its rc, messages and pages are dense and belong to each other, and every
+reader comes to the same state. A breach raises ``Breach`` naming what and when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from ledger import events as e
+from ledger.errors import LedgerError
+from ledger.events import JobState
+from ledger.journal import Journal, decode_journal_page
+from ledger.keys import JOURNAL, MAILBOX, page_key, parse_message_key, parse_page_key
+from ledger.names import JobId
+from ledger.projection import Projection
+from ledger.state import State
+from roles.launcher import Plan
+from simulation.bucket import Bucket
+from simulation.machine import Machine
+from simulation.memory import ManualClock, MemoryStore
+from simulation.verify import verify
+
+
+class Breach(Exception):
+    """An invariant does not hold."""
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """One attempt that really ran."""
+
+    job: str
+    attempt: int
+    machine: str
+    worker: str
+    slots: tuple[str, ...]
+    began_ms: int
+    ended_ms: int | None = None
+    rc: int | None = None
+    disk: int = 0
+
+
+class Truth:
+    """Records what ran, and checks at once what can be checked at once."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.runs: list[Run] = []
+        self.acknowledged: set[JobId] = set()
+        self.declared_lost: set[tuple[str, int]] = set()
+        self.breaches: list[str] = []
+        bucket.watchers.append(self._landed)
+
+    def _breach(self, text: str) -> None:
+        self.breaches.append(f"at {self._bucket.hub.now_ms} ms: {text}")
+
+    def _landed(self, key: str, body: bytes) -> None:
+        if key.startswith(JOURNAL):
+            for decision in e.decode_page(body).decisions:
+                if isinstance(decision, e.LossDeclared):
+                    self.declared_lost.add((decision.job, decision.attempt))
+
+    def executed(self, machine: Machine, worker: str, plan: Plan) -> None:
+        run = Run(
+            job=plan.job,
+            attempt=plan.attempt,
+            machine=machine.name,
+            worker=worker,
+            slots=(worker,),
+            began_ms=self._bucket.hub.now_ms,
+            disk=machine.generation,
+        )
+        for other in self.runs:
+            if (other.job, other.attempt) == (run.job, run.attempt):
+                self._breach(f"attempt {run.job}.{run.attempt} ran twice")
+            elif other.ended_ms is None:
+                self._check_beside(run, other)
+        self.runs.append(run)
+
+    def _check_beside(self, run: Run, other: Run) -> None:
+        if other.job == run.job and (other.job, other.attempt) not in self.declared_lost:
+            self._breach(
+                f"attempts {other.attempt} and {run.attempt} of {run.job} run at once, "
+                "and the first was not declared lost"
+            )
+        if other.worker == run.worker and other.machine == run.machine:
+            self._breach(f"{run.worker} runs {other.job}.{other.attempt} and {run.job} at once")
+
+    def ended(self, machine: Machine, worker: str, plan: Plan, rc: int | None) -> None:
+        for run in self.runs:
+            if (run.job, run.attempt) == (plan.job, plan.attempt) and run.ended_ms is None:
+                run.ended_ms, run.rc = self._bucket.hub.now_ms, rc
+
+    def check_now(self) -> None:
+        """What no later event can mend. Raises Breach."""
+        if self.breaches:
+            raise Breach(self.breaches[0])
+
+    def check_end(self, ledger: str, disks: dict[str, int]) -> State:
+        """All that can only be judged when everything has drained."""
+        store = frozen(self._bucket)
+        state = self._check_readers(store, ledger)
+        self._check_messages()
+        self._check_jobs(state, disks)
+        return state
+
+    def _check_readers(self, store: MemoryStore, ledger: str) -> State:
+        report = verify(store, ledger)
+        if report.difference is not None:
+            raise Breach(f"replay differs: {msgspec.json.encode(report.difference).decode()}")
+        journal = Journal(store, ledger)
+        try:
+            journal.load()
+        except LedgerError as error:
+            raise Breach(f"the journal cannot be read: {error}") from error
+        whole = fold(store, ledger)
+        loaded = journal.projection
+        if msgspec.json.encode(whole.state) != msgspec.json.encode(loaded.state):
+            raise Breach("a reader from the checkpoint comes to another state")
+        if whole.fair.digest() != report.fair:
+            raise Breach("the fair state of a plain reader differs from the replayed one")
+        pages = [parse_page_key(key) for key in self._bucket.keys(JOURNAL)]
+        if pages != list(range(len(pages))):
+            raise Breach("the journal is not dense")
+        return whole.state
+
+    def _check_messages(self) -> None:
+        """Every message is what one page decided, and numbers are dense."""
+        decided = dict(_decided_messages(self._bucket))
+        numbers: dict[str, int] = {}
+        for key in self._bucket.keys(MAILBOX):
+            worker, n = parse_message_key(key)
+            if n != numbers.get(worker, 0):
+                raise Breach(f"the mailbox of {worker} has a hole before {n}")
+            numbers[worker] = n + 1
+            message = e.decode_message(self._bucket.bodies[key])
+            job = message.job if isinstance(message, e.StopMessage) else message.job.id
+            if decided.get((worker, n)) != (message.seq, job, message.attempt):
+                raise Breach(f"{key} is not what the journal decided")
+
+    def _check_jobs(self, state: State, disks: dict[str, int]) -> None:
+        for acknowledged in self.acknowledged:
+            if acknowledged not in state.jobs and acknowledged not in state.archive:
+                raise Breach(f"job {acknowledged} was acknowledged and is lost")
+        for run in self.runs:
+            self._check_run(state, run, disks)
+        for job_id, job in state.jobs.items():
+            if job.state is JobState.COMPLETED and job.last is not None and job.last.rc != 0:
+                raise Breach(f"job {job_id} is COMPLETED with rc {job.last.rc}")
+
+    def _check_run(self, state: State, run: Run, disks: dict[str, int]) -> None:
+        """An end that its machine knew of is in the ledger, with its rc."""
+        if run.rc is None or disks[run.machine] != run.disk:
+            return
+        job = state.jobs.get(JobId(run.job))
+        attempt = job.attempt(run.attempt) if job else None
+        if attempt is None or attempt.rc != run.rc:
+            recorded = "nothing" if attempt is None else f"{attempt.outcome} rc={attempt.rc}"
+            raise Breach(
+                f"{run.job}.{run.attempt} ended with rc {run.rc} on {run.machine}, "
+                f"the ledger has {recorded}"
+            )
+
+
+def frozen(bucket: Bucket) -> MemoryStore:
+    """What stands in the bucket, in a store without faults."""
+    store = MemoryStore(ManualClock(wall_ms=bucket.hub.now_ms))
+    for key, body in bucket.bodies.items():
+        store.put_once(key, body)
+    return store
+
+
+def fold(store: MemoryStore, ledger: str) -> Projection:
+    projection = Projection(State(ledger=ledger))
+    while (body := store.get(page_key(projection.state.seq + 1))) is not None:
+        page = decode_journal_page(body, "page")
+        projection.apply(page, hashlib.sha256(body).hexdigest())
+    return projection
+
+
+def _decided_messages(
+    bucket: Bucket,
+) -> Iterator[tuple[tuple[str, int], tuple[int, str, int]]]:
+    for key in bucket.keys(JOURNAL):
+        page = e.decode_page(bucket.bodies[key])
+        for decision in page.decisions:
+            if isinstance(decision, e.AttemptAssigned):
+                place = (decision.slots[0], decision.message)
+            elif isinstance(decision, e.StopOrdered):
+                place = (decision.worker, decision.message)
+            else:
+                continue
+            yield place, (page.seq, decision.job, decision.attempt)

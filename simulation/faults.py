@@ -1,0 +1,403 @@
+"""One seeded run of the whole protocol under faults, and its verdict.
+
+Owns the scenario: a few machines with a supervisor, a dispatcher and workers each (the
+product's own roles), users who submit and cancel, and a plan of faults drawn from the
+seed: bad networks, kills at any step, freezes, reboots with or without the disk, outages,
+wrong clocks. After the faults stop everything must drain within a bound. A seed gives the
+same bytes each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ledger import events as e
+from ledger.errors import GpuqError, LedgerError, TransientError
+from ledger.events import JobState
+from ledger.names import JobId, NodeName, WorkerName, new_job_id, worker_name
+from ledger.state import State
+from ledger.timings import SECOND_MS, Timings
+from ledger.writer import FactWriter, drain_spools
+from roles.context import Context
+from roles.dispatcher import Dispatcher
+from roles.host import DISPATCHER
+from roles.jobplan import JobBase
+from roles.service import WorkerOptions, WorkerParts
+from roles.supervisor import Supervisor, SupervisorOptions
+from roles.worker import Worker
+from simulation.bucket import Bucket, Connection, Faults
+from simulation.checkers import Breach, Truth, fold, frozen
+from simulation.hub import Hub, Process
+from simulation.machine import Machine, MachineClock, SimHost, SimLauncher, SimWorkspace, Work
+
+START_MS = 1_800_000_000_000
+LEDGER = "simulated"
+FAULTS_MS = 400 * SECOND_MS
+"""How long faults are played."""
+DRAIN_MS = 1_500 * SECOND_MS
+"""How long everything may take to end after them."""
+CHECKPOINT_EVERY_PAGES = 20
+
+TIMINGS = msgspec.structs.replace(
+    Timings().scaled(3),
+    leader_tick_ms=1_000,
+    follow_min_ms=1_000,
+    follow_max_ms=1_500,
+    mailbox_alone_ms=2_000,
+    worker_tick_ms=1_000,
+    respawn_ms=2_000,
+)
+"""A third of the defaults, with polls kept coarse: a request is what a run costs."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """``digest`` is of all that stands in the bucket: equal seeds, equal digests."""
+
+    seed: int
+    breach: str
+    digest: str
+    faults: dict[str, int]
+    pages: int
+    jobs: int
+    attempts: int
+    epochs: int
+
+
+class Quiet:
+    """Nobody to mark or wake: workers of the simulation poll."""
+
+    def mark_following(self) -> None:
+        pass
+
+    def wake(self, worker: WorkerName) -> None:
+        pass
+
+
+class Sleeper:
+    """A worker that nobody wakes."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def wait_ms(self, timeout_ms: int) -> bool:
+        self._hub.sleep_ms(timeout_ms)
+        return False
+
+
+class World:
+    """Everything of one run."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.hub = Hub(START_MS)
+        self.bucket = Bucket(self.hub)
+        self.truth = Truth(self.bucket)
+        self.faults = self._draw_faults()
+        self.work: dict[str, Work] = {}
+        self.machines: list[Machine] = []
+        self.healed = False
+        self.played: Counter[str] = Counter()
+        for number in range(self.rng.randint(2, 3)):
+            self._add_machine(f"n{number}", self.rng.randint(1, 2))
+
+    # -- what there is
+
+    def _draw_faults(self) -> Faults:
+        """Each seed plays some kinds of faults, and some of these often."""
+
+        def sometimes(*rates: float) -> float:
+            return self.rng.choice((0.0, 0.0, *rates))
+
+        return Faults(
+            lost_reply=sometimes(0.02, 0.2),
+            late_landing=sometimes(0.02, 0.1),
+            conflict=sometimes(0.02, 0.2),
+            own_412=sometimes(0.02, 0.2),
+            error=sometimes(0.02, 0.2),
+            list_skips=sometimes(0.02, 0.2),
+            list_repeats=sometimes(0.05),
+            list_delay_ms=self.rng.choice((0, 0, 2_000, 30_000)),
+        )
+
+    def _add_machine(self, name: str, slots: int) -> None:
+        error_ms = self.rng.choice((0, 0, 600_000, -600_000, 20_000))
+        machine = Machine(
+            self.hub,
+            name,
+            random.Random(self.rng.getrandbits(64)),
+            self.truth,
+            lambda job: self.work[job],
+            wall_error_ms=error_ms,
+        )
+        slots_of = {
+            worker_name(NodeName(name), "cpu", i): e.Slot(kind="cpu", index=i) for i in range(slots)
+        }
+
+        def start(role: str) -> Process:
+            bodies: dict[str, Callable[[], None]] = {
+                DISPATCHER: lambda: self._dispatch(machine),
+                f"node-{name}": lambda: self._supervise(machine, slots_of),
+            }
+            body = bodies.get(role, lambda: self._work(machine, WorkerName(role), slots_of))
+            return self.hub.spawn(f"{name}/{role}", body)
+
+        machine.start = start
+        self.machines.append(machine)
+        self._keep_supervised(machine)
+
+    def context(self, machine: Machine) -> Context:
+        """What a new process on that machine is given."""
+        rng = random.Random(self.rng.getrandbits(64))
+        clock = MachineClock(machine)
+        store = Connection(
+            self.bucket,
+            clock=clock,
+            rng=random.Random(self.rng.getrandbits(64)),
+            faults=self.faults,
+            is_cut=lambda: machine.cut,
+        )
+        return Context(
+            store=store,
+            ledger=LEDGER,
+            clock=clock,
+            rng=rng,
+            timings=TIMINGS,
+            state_dir=Path("/nonexistent"),
+            host=machine.name,
+            machine=machine.machine_id,
+        )
+
+    def _dispatch(self, machine: Machine) -> None:
+        Dispatcher(self.context(machine), NodeName(machine.name), Quiet()).run()
+
+    def _supervise(self, machine: Machine, slots: dict[WorkerName, e.Slot]) -> None:
+        options = SupervisorOptions(
+            node=NodeName(machine.name),
+            pool="default",
+            slots=slots,
+            dispatches=True,
+            read_gpus=lambda: (),
+        )
+        host = SimHost(machine, machine.name, TIMINGS)
+        Supervisor(self.context(machine), options, host).run()
+
+    def _work(self, machine: Machine, name: WorkerName, slots: dict[WorkerName, e.Slot]) -> None:
+        options = WorkerOptions(
+            worker=name,
+            node=NodeName(machine.name),
+            pool="default",
+            slot=slots[name],
+            job_base=JobBase(boot_id=machine.boot_id, env={}),
+        )
+        parts = WorkerParts(
+            launcher=SimLauncher(machine, name),
+            spools=machine.spools,
+            workspace=SimWorkspace(machine, name),
+        )
+        Worker(self.context(machine), options, parts).run(Sleeper(self.hub))
+
+    def _keep_supervised(self, machine: Machine) -> None:
+        """What an init system does: start the supervisor where there is none."""
+        name = f"node-{machine.name}"
+        if not machine.runs(name):
+            assert machine.start is not None
+            machine.processes[name] = machine.start(name)
+        pause_ms = self.rng.randint(5_000, 20_000)
+        self.hub.call_at(self.hub.now_ms + pause_ms, lambda: self._keep_supervised(machine))
+
+    # -- users
+
+    def plan_users(self) -> None:
+        for number in range(self.rng.randint(4, 12)):
+            at_ms = START_MS + self.rng.randint(1_000, FAULTS_MS * 3 // 4)
+            self.hub.call_at(at_ms, lambda number=number: self._submit(number))  # type: ignore[misc]
+
+    def _submit(self, number: int) -> None:
+        machine = self.rng.choice(self.machines)
+        job = new_job_id(self.rng)
+        widest = max(
+            sum(1 for name in m.processes if name.startswith(f"{m.name}-")) for m in self.machines
+        )
+        spec = e.JobSpec(
+            id=job,
+            name=f"job{number}",
+            organization=self.rng.choice("ab"),
+            workload_class="batch",
+            pool="default",
+            user="u",
+            argv=("true",),
+            cwd="/",
+            slots=self.rng.choice((1, 1, 1, max(1, widest))),
+            idempotent=self.rng.random() < 0.5,
+            estimate_ms=self.rng.choice((0, 1_000, 60_000)),
+        )
+        self.work[job] = Work(self.rng.choice((500, 5_000, 40_000, 150_000)), number % 4)
+        submitted = e.Submitted(at=self.hub.now_ms, job=spec)
+        self._command(machine, submitted, lambda: self.truth.acknowledged.add(job))
+        if self.rng.random() < 0.25:
+            at_ms = self.hub.now_ms + self.rng.choice((0, 3_000, 20_000, 100_000))
+            cancel = e.CancelRequested(at=at_ms, job=job, by="u", grace_ms=5_000)
+            where = self.rng.choice(self.machines)
+            self.hub.call_at(at_ms, lambda: self._command(where, cancel, lambda: None))
+
+    def _command(self, machine: Machine, fact: e.AnyFact, acknowledged: Callable[[], None]) -> None:
+        """One command line: drain what a killed one left, report, wait for the answer."""
+        name = f"cli{self.rng.randint(0, 1 << 30)}"
+
+        def body() -> None:
+            context = self.context(machine)
+            writer: FactWriter | None = None
+            while True:
+                try:
+                    if writer is None:
+                        drain_spools(context.store, context.timings, machine.spools)
+                        writer = FactWriter(
+                            context.store, context.rng, context.timings, machine.spools, name
+                        )
+                        writer.report(fact)
+                    writer.flush()
+                except TransientError:
+                    context.clock.sleep_ms(2_000)
+                    continue
+                acknowledged()
+                writer.close()
+                return
+
+        machine.processes[name] = self.hub.spawn(f"{machine.name}/{name}", body)
+
+    # -- faults
+
+    def plan_faults(self) -> None:
+        kinds = (self._kill, self._kill, self._freeze, self._cut, self._reboot)
+        for _ in range(self.rng.randint(0, 10)):
+            at_ms = START_MS + self.rng.randint(0, FAULTS_MS)
+            fault = self.rng.choice(kinds)
+            self.hub.call_at(at_ms, fault)
+        if self.rng.random() < 0.1:
+            self.hub.call_at(START_MS + self.rng.randint(0, FAULTS_MS), self._freeze_all)
+
+    def _kill(self) -> None:
+        machine = self.rng.choice(self.machines)
+        alive = sorted(name for name in machine.processes if machine.runs(name))
+        if alive:
+            self.played["kill"] += 1
+            machine.kill(self.rng.choice(alive))
+
+    def _freeze(self) -> None:
+        machine = self.rng.choice(self.machines)
+        alive = sorted(name for name in machine.processes if machine.runs(name))
+        if alive:
+            self.played["freeze"] += 1
+            duration_ms = self.rng.choice((2_000, 15_000, 60_000, 250_000))
+            machine.processes[self.rng.choice(alive)].freeze(duration_ms)
+
+    def _freeze_all(self) -> None:
+        self.played["freeze everyone"] += 1
+        for machine in self.machines:
+            for process in machine.processes.values():
+                process.freeze(300_000)
+
+    def _cut(self) -> None:
+        machine = self.rng.choice(self.machines)
+        self.played["cut"] += 1
+        machine.cut = True
+        duration_ms = self.rng.choice((5_000, 40_000, 100_000, 300_000))
+
+        def mend() -> None:
+            machine.cut = False
+
+        self.hub.call_at(self.hub.now_ms + duration_ms, mend)
+
+    def _reboot(self) -> None:
+        machine = self.rng.choice(self.machines)
+        lose_disk = self.rng.random() < 0.3
+        self.played["reboot, disk lost" if lose_disk else "reboot"] += 1
+        machine.go_down(lose_disk=lose_disk)
+
+    def heal(self) -> None:
+        """From here on nothing bad happens any more."""
+        self.healed = True
+        for field in self.faults.__struct_fields__:
+            if field not in ("latency_ms", "late_ms", "sdk_retries"):
+                setattr(self.faults, field, 0)
+        for machine in self.machines:
+            machine.cut = False
+
+    # -- the run
+
+    def run(self) -> Verdict:
+        breach = ""
+        self.plan_users()
+        self.plan_faults()
+        try:
+            self.hub.run(START_MS + FAULTS_MS)
+            self.heal()
+            state = self._drain()
+        except Breach as error:
+            breach = str(error)
+            state = None
+        digest = hashlib.sha256()
+        for key in self.bucket.keys(""):
+            digest.update(key.encode() + self.bucket.bodies[key])
+        return Verdict(
+            seed=self.seed,
+            breach=breach,
+            digest=digest.hexdigest()[:16],
+            faults={
+                kind: count
+                for kind, count in sorted((self.played + self.bucket.played).items())
+                if count
+            },
+            pages=state.seq + 1 if state else 0,
+            jobs=len(self.work),
+            attempts=len(self.truth.runs),
+            epochs=state.epoch if state else 0,
+        )
+
+    def _drain(self) -> State:
+        """Run until all has ended and every late result is in, or the bound is reached."""
+        end_ms = self.hub.now_ms + DRAIN_MS
+        disks = {m.name: m.generation for m in self.machines}
+        while True:
+            self.hub.run(self.hub.now_ms + 20_000)
+            self._check_processes()
+            self.truth.check_now()
+            over = self.hub.now_ms > end_ms
+            open_jobs = self._open_jobs()
+            if open_jobs and over:
+                raise Breach(f"not drained: {', '.join(sorted(open_jobs.values()))}")
+            if not open_jobs:
+                try:
+                    return self.truth.check_end(LEDGER, disks)
+                except Breach:
+                    if over:
+                        raise
+
+    def _open_jobs(self) -> dict[JobId, str]:
+        """Acknowledged jobs that have not ended, by a plain look at the journal."""
+        state = fold(frozen(self.bucket), LEDGER).state
+        still: dict[JobId, str] = {}
+        for job_id in self.truth.acknowledged:
+            job = state.jobs.get(job_id)
+            if job is None:
+                if job_id not in state.archive:
+                    still[job_id] = f"{job_id} not posted"
+            elif not job.state.ended and job.state is not JobState.HELD:
+                still[job_id] = f"{job_id} {job.state}"
+        return still
+
+    def _check_processes(self) -> None:
+        """No process may end by a broken invariant or a broken ledger."""
+        for process in self.hub.processes:
+            failure = process.failure
+            if failure is not None and not isinstance(failure, GpuqError):
+                raise Breach(f"{process.name} failed: {failure!r}") from failure
+            if isinstance(failure, LedgerError):
+                raise Breach(f"{process.name} stopped: {failure}") from failure

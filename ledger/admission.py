@@ -28,9 +28,6 @@ from ledger.timings import FACT_MAX_BYTES
 _WRAPPING_BYTES = 64
 """What a page adds to the key and the body of a fact."""
 
-_REASON_MAX = 200
-"""Characters; what a body says about itself can be as long as the body."""
-
 _TOO_OLD = "its stamp is too far behind the journal"
 
 _KINDS = frozenset(str(fact.__struct_config__.tag) for fact in get_args(AnyFact))
@@ -105,6 +102,6 @@ def _job_of(envelope: _Envelope) -> str:
 
 def _refused(key: FactKey, reason: str, *, job: str = "", prev: str = "") -> Verdict:
     refused = FactRefused(
-        key=key.format(), writer=key.writer, n=key.n, reason=reason[:_REASON_MAX], job=job
+        key=key.format(), writer=key.writer, n=key.n, reason=reason, job=job
     )
     return Verdict(key=key, posted=refused, prev=prev, page_bytes=len(encode(refused)))

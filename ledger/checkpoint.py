@@ -8,6 +8,8 @@ or whose page is another, is passed over for the next older one.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
 import msgspec
@@ -34,15 +36,23 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_checkpoint(state: State) -> bytes:
-    """msgpack in zstandard; the same state always gives the same bytes. O(state)."""
+    """JSON in zstandard; the same state always gives the same bytes. O(state).
+
+    JSON, because tags are integers that outgrow 64 bits; with a checksum, so that a damaged
+    body is never taken for another state.
+    """
     checkpoint = Checkpoint(seq=state.seq, page_sha256=state.page_sha256, state=state)
-    return zstandard.compress(msgspec.msgpack.encode(checkpoint))
+    compressor = zstandard.ZstdCompressor(write_checksum=True)
+    return compressor.compress(msgspec.json.encode(checkpoint))
 
 
 def decode_checkpoint(body: bytes) -> Checkpoint | None:
     """The checkpoint, or None where this version cannot read it. O(state)."""
+    # Piece by piece, because a damaged head may name a size that no memory holds.
+    decompressor = zstandard.ZstdDecompressor().decompressobj()
     try:
-        return msgspec.msgpack.decode(zstandard.decompress(body), type=Checkpoint)
+        plain = decompressor.decompress(body)
+        return msgspec.json.decode(plain, type=Checkpoint) if decompressor.eof else None
     except (zstandard.ZstdError, msgspec.DecodeError):
         return None
 
@@ -54,9 +64,9 @@ def save_checkpoint(store: Store, state: State) -> None:
 
 def newest_checkpoint(store: Store, ledger: str) -> State | None:
     """The newest state that agrees with its page, or None. One LIST, two GETs."""
-    for entry in islice(store.list(CHECKPOINTS), TRIES):
-        body = store.get(entry.key)
-        page = store.get(page_key(parse_checkpoint_key(entry.key)))
+    for seq in islice(_saved(store), TRIES):
+        body = store.get(checkpoint_key(seq))
+        page = store.get(page_key(seq))
         checkpoint = decode_checkpoint(body) if body is not None else None
         if (
             checkpoint is not None
@@ -67,3 +77,10 @@ def newest_checkpoint(store: Store, ledger: str) -> State | None:
         ):
             return checkpoint.state
     return None
+
+
+def _saved(store: Store) -> Iterator[Seq]:
+    """After which pages there are checkpoints, newest first; other objects do not count."""
+    for entry in store.list(CHECKPOINTS):
+        with suppress(ValueError):
+            yield parse_checkpoint_key(entry.key)

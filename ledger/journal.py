@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
 
 import msgspec
 
@@ -27,7 +28,7 @@ from ledger.events import (
 )
 from ledger.keys import JOURNAL, LEDGER, page_key
 from ledger.names import token
-from ledger.projection import Projection
+from ledger.projection import Projection, check_chain
 from ledger.state import State
 from ledger.stores.base import Lost, Store, Won
 
@@ -89,6 +90,8 @@ def decode_journal_page(body: bytes, key: str) -> Page:
         raise UpgradeError(
             f"{key} holds what this gpuq does not know ({error}): upgrade gpuq"
         ) from error
+    except msgspec.DecodeError as error:
+        raise LedgerError(f"{key} cannot be read: {error}") from error
     raise UpgradeError(f"{key} has format {header.v}, this gpuq reads {SCHEMA}: upgrade gpuq")
 
 
@@ -109,20 +112,41 @@ class Journal:
     def follow(self) -> list[Page]:
         """Fold all pages that are there; returns them.
 
-        One GET where there is none; while pages come, batches that double up to 16.
+        A page is folded when its successor has vouched for its hash, or when there is none:
+        what was changed behind the newest page is found before anything rests on it.
         """
         pages: list[Page] = []
-        batch = 1
+        seq, sha256 = self.projection.state.seq, self.projection.state.page_sha256
+        held: Page | None = None
+        for key, body in self._unread():
+            try:
+                page = decode_journal_page(body, key)
+            except UpgradeError:
+                self._fold(held, sha256)
+                raise
+            check_chain(page, self.ledger, seq, sha256)
+            self._fold(held, sha256)
+            held, seq, sha256 = page, page.seq, hashlib.sha256(body).hexdigest()
+            pages.append(page)
+        self._fold(held, sha256)
+        return pages
+
+    def _unread(self) -> Iterator[tuple[str, bytes]]:
+        """Keys and bodies of the pages after the last folded one, durable.
+
+        One GET where there is none; while pages come, batches that double up to 16.
+        """
+        first, batch = self.projection.state.seq + 1, 1
         while True:
-            first = self.projection.state.seq + 1
             keys = [page_key(first + i) for i in range(batch)]
             bodies = self.store.get_many(keys)
             if bodies[0] is not None:
                 self.store.sync(JOURNAL)
             for key, body in zip(keys, bodies, strict=True):
                 if body is None:
-                    return pages
-                pages.append(self._fold(key, body))
+                    return
+                yield key, body
+            first += batch
             batch = min(2 * batch, BATCH_MAX)
 
     def post(self, page: Page, *, patience_ms: int) -> Won | Lost:
@@ -136,7 +160,6 @@ class Journal:
         """A page whose facts, seen and decisions were applied while it was built is in."""
         self.projection.finish(page.seq, hashlib.sha256(encode(page)).hexdigest())
 
-    def _fold(self, key: str, body: bytes) -> Page:
-        page = decode_journal_page(body, key)
-        self.projection.apply(page, hashlib.sha256(body).hexdigest())
-        return page
+    def _fold(self, held: Page | None, sha256: str) -> None:
+        if held is not None:
+            self.projection.apply(held, sha256)

@@ -52,12 +52,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     class_weights: dict[str, int] = msgspec.field(default_factory=lambda: dict(_CLASS_WEIGHTS))
 
     def organization_weight(self, organization: str) -> int:
-        """In thousandths; 1 for an organization that the policy does not name."""
-        return self.organizations.get(organization, Organization()).weight
+        """In thousandths, at least one; 1 for an organization that the policy does not name."""
+        return max(1, self.organizations.get(organization, Organization()).weight)
 
     def class_weight(self, workload_class: str) -> int:
-        """In thousandths."""
-        return self.class_weights.get(workload_class, WEIGHT_ONE)
+        """In thousandths, at least one: no policy, however wrong, may divide by nothing."""
+        return max(1, self.class_weights.get(workload_class, WEIGHT_ONE))
 
     def discipline(self, pool: str) -> str:
         return self.pools.get(pool, Pool()).discipline

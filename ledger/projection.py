@@ -22,6 +22,23 @@ from ledger.state import Attempt, Job, Phase, Reservation, digest_of
 from ledger.transitions import Transitions, end_state
 
 
+def check_chain(page: e.Page, ledger: str, seq: int, sha256: str) -> None:
+    """Raise unless ``page`` is the successor of page ``seq``, whose hash is ``sha256``."""
+    if page.v > e.SCHEMA:
+        raise UpgradeError(
+            f"page {page.seq} has format {page.v}, this gpuq reads {e.SCHEMA}: upgrade gpuq"
+        )
+    if page.ledger != ledger:
+        raise LedgerError(f"page {page.seq} belongs to ledger {page.ledger}")
+    if page.seq != seq + 1:
+        raise LedgerError(f"page {page.seq} cannot follow page {seq}")
+    if page.prev_sha256 != sha256:
+        raise LedgerError(
+            f"broken chain at page {page.seq}: it follows {page.prev_sha256[:12]}, "
+            f"but page {seq} is {sha256[:12]}"
+        )
+
+
 class Projection(Transitions):
     """A state and its fold. ``touched`` is what the last page, or part of one, changed."""
 
@@ -31,7 +48,7 @@ class Projection(Transitions):
         Raises LedgerError on a gap, a fork or a foreign ledger, UpgradeError on a newer
         schema. O(events in the page).
         """
-        self.check_chain(page)
+        check_chain(page, self.state.ledger, self.state.seq, self.state.page_sha256)
         void = not self.is_legitimate(page)
         if void:
             self.state.void_pages += 1
@@ -41,23 +58,6 @@ class Projection(Transitions):
                 self.apply_decision(decision)
         self.finish(page.seq, sha256)
         return not void
-
-    def check_chain(self, page: e.Page) -> None:
-        """Raise unless ``page`` is the successor of the page folded last."""
-        state = self.state
-        if page.v > e.SCHEMA:
-            raise UpgradeError(
-                f"page {page.seq} has format {page.v}, this gpuq reads {e.SCHEMA}: upgrade gpuq"
-            )
-        if page.ledger != state.ledger:
-            raise LedgerError(f"page {page.seq} belongs to ledger {page.ledger}")
-        if page.seq != state.seq + 1:
-            raise LedgerError(f"page {page.seq} cannot follow page {state.seq}")
-        if page.prev_sha256 != state.page_sha256:
-            raise LedgerError(
-                f"broken chain at page {page.seq}: it follows {page.prev_sha256[:12]}, "
-                f"but page {state.seq} is {state.page_sha256[:12]}"
-            )
 
     def is_legitimate(self, page: e.Page) -> bool:
         """Whether its leader was entitled to post it."""
@@ -164,14 +164,16 @@ class Projection(Transitions):
         if job is None:
             if fact.job not in self.state.archive:
                 self.state.pending_cancels[fact.job] = fact
-        elif job.state.queued:
-            job.cancel = fact
+            return
+        is_provisional = job.state is JobState.NODE_FAIL and job.last_is_lost
+        if job.cancel is not None or (job.state.ended and not is_provisional):
+            return
+        job.cancel = fact
+        self.touch(job)
+        if is_provisional:
+            self.reopen(job, JobState.RUNNING)
+        if is_provisional or job.state.queued:
             self.end(job, JobState.CANCELLED, fact.reason or f"by {fact.by}", self.state.at)
-        elif not job.state.ended and job.cancel is None:
-            job.cancel = fact
-            if job.last is not None and job.last.phase is Phase.LOST:
-                self.end(job, JobState.CANCELLED, fact.reason or f"by {fact.by}", self.state.at)
-            self.touch(job)
 
     def _policy(self, fact: e.PolicyApplied) -> None:
         state = self.state
@@ -190,6 +192,9 @@ class Projection(Transitions):
                 node.intruder = fact.machine
                 return
             node.intruder = ""
+        if node.machine != fact.machine:
+            for name in node.workers:
+                self.state.workers[name].ready = False
         node.machine = fact.machine
         node.liveness = Liveness.FRESH
         worker = self.worker(fact.worker, fact.node)
@@ -272,9 +277,10 @@ class Projection(Transitions):
         self.end(job, state, fact.reason, fact.ended_at)
 
     def _goes_back(self, job: Job, attempt: Attempt) -> bool:
-        """A job that was stopped for the fleet's sake is requeued, not ended."""
+        """A job that was ended for the fleet's sake is requeued where it may run again."""
         stopped = attempt.outcome == "stopped" and attempt.stop_ordered
-        return stopped and job.cancel is None and not job.state.ended
+        gave_way = attempt.outcome == "exclusive" and self.may_rerun(job, attempt)
+        return (stopped or gave_way) and job.cancel is None and not job.state.ended
 
     def _lost(self, fact: e.AttemptLost) -> None:
         job, attempt = self._find(fact.job, fact.attempt)
@@ -290,6 +296,8 @@ class Projection(Transitions):
             self.end(job, JobState.CANCELLED, job.cancel.reason, fact.at)
         elif not self.may_rerun(job, attempt):
             self.end(job, JobState.NODE_FAIL, fact.reason, fact.at)
+        elif job.state is JobState.NODE_FAIL:
+            self.reopen(job, JobState.RUNNING)
 
     # -- seen
 
@@ -352,7 +360,10 @@ class Projection(Transitions):
                 self._found(decision)
             case e.SlotsReserved():
                 self.state.reservations[decision.pool] = Reservation(
-                    job=decision.job, node=decision.node, start_at=decision.start_at
+                    job=decision.job,
+                    node=decision.node,
+                    start_at=decision.start_at,
+                    made_at=self.state.at,
                 )
             case e.ReservationEnded():
                 self.state.reservations.pop(decision.pool, None)

@@ -57,7 +57,8 @@ class FactTail:
     """Follows ``facts/``. One tail per reader; not for several threads.
 
     In an idle ledger a poll is one LIST of what came since the newest admitted fact. A
-    backlog is listed once and then fetched page by page in the order of the stamps.
+    backlog is listed once and then fetched page by page from its old end: whoever takes
+    over in the middle looks only so far behind the newest admitted fact.
     """
 
     def __init__(self, store: Store, clock: Clock, timings: Timings) -> None:
@@ -135,10 +136,11 @@ class FactTail:
     # --- what is there ---------------------------------------------------------------
 
     def _look(self, admitted: _Admitted, newest_admitted_ms: int | None) -> None:
-        """Note the keys that beats named and, unless there is a backlog, those of a LIST."""
-        for named in self._hints.values():
-            self._sight(named, admitted)
-        self._hints.clear()
+        """Unless there is a backlog: note what a LIST shows, and then what beats named.
+
+        A beat names the newest. Admitting that before a LIST went over what is older would
+        move the next start past it.
+        """
         if len(self._wanted) >= PAGE_MAX_FACTS:
             return
         now_ms = self._clock.boot_ms()
@@ -152,6 +154,9 @@ class FactTail:
             key = self._parse(entry.key)
             if key is not None:
                 self._sight(key, admitted, entry.size)
+        for named in self._hints.values():
+            self._sight(named, admitted)
+        self._hints.clear()
         if overlap_ms >= self._timings.overlap_middle_ms:
             self._middle_at = now_ms
         if overlap_ms >= self._timings.overlap_long_ms:
@@ -271,12 +276,7 @@ class FactTail:
         return page, False
 
     def _in_order(self, admitted: _Admitted) -> Iterator[Verdict]:
-        """The held facts by place, as far as the order of each writer's numbers permits.
-
-        Nothing passes a fact that is still to be asked for: a leader that takes over in
-        the middle of a backlog looks only so far behind the newest admitted fact.
-        """
-        barrier = min(map(_place_of_sight, self._wanted.values()), default=None)
+        """The held facts by place, as far as the order of each writer's numbers permits."""
         heads = []
         for writer, facts in self._held.items():
             n = admitted.next_n(writer)
@@ -284,8 +284,6 @@ class FactTail:
                 heads.append(_place(facts[n].key))
         heapq.heapify(heads)
         while heads:
-            if barrier is not None and heads[0] > barrier:
-                return
             _, writer, n = heads[0]
             yield self._held[writer][n]
             following = self._held[writer].get(n + 1)

@@ -92,6 +92,11 @@ class Job(msgspec.Struct, kw_only=True):
     def last(self) -> Attempt | None:
         return self.attempts[-1] if self.attempts else None
 
+    @property
+    def last_is_lost(self) -> bool:
+        """Whether its last attempt may still be found."""
+        return self.last is not None and self.last.phase is Phase.LOST
+
     def attempt(self, number: int) -> Attempt | None:
         """The attempt of that number (from 1), or None."""
         return self.attempts[number - 1] if 0 < number <= len(self.attempts) else None
@@ -145,6 +150,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     node: NodeName
     start_at: int
+    made_at: int
 
 
 class State(msgspec.Struct, kw_only=True):

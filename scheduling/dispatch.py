@@ -14,7 +14,7 @@ from ledger import events as e
 from ledger.events import JobState
 from ledger.names import FlowId, WorkerName
 from ledger.projection import Projection
-from ledger.state import Job, Reservation
+from ledger.state import Attempt, Job, Reservation
 from scheduling.cost import estimated_cost_ms
 from scheduling.placement import Bank, Fleet, Shape
 from scheduling.queues import Queues
@@ -71,8 +71,10 @@ class Dispatch:
         if reservation is None:
             return self._dispatch_unreserved(pool, at, emit)
         job = self._state.jobs[reservation.job]
-        node = reservation.node
-        slots = self._fleet.find(pool, Shape.of(job.spec), lambda bank: bank.key.node == node)
+        node, shape = reservation.node, Shape.of(job.spec)
+        slots = self._fleet.find(pool, shape, lambda bank: bank.key.node == node)
+        if slots is None:
+            slots = self._fleet.find(pool, shape, lambda bank: True)
         if slots is not None:
             emit(e.ReservationEnded(job=job.id, pool=pool))
             self._assign(job, slots, emit, backfill=False)
@@ -99,10 +101,15 @@ class Dispatch:
     def _backfill(self, pool: str, reservation: Reservation, at: int, emit: Emit) -> bool:
         """A job that does not delay the reserved one. O(flows) in the worst case."""
         reserved = self._state.jobs[reservation.job]
-        beside = self._beside(pool, reservation, at)
+        kept = [
+            bank
+            for bank in self._fleet.candidates(pool, Shape.of(reserved.spec))
+            if bank.key.node == reservation.node
+        ]
+        beside = self._beside(reserved, reservation, kept, at)
 
         def elsewhere(bank: Bank) -> bool:
-            return bank.key.node != reservation.node
+            return bank not in kept
 
         def harmless(job: Job) -> bool:
             limit_ms = job.spec.time_limit_ms
@@ -181,26 +188,46 @@ class Dispatch:
         """When ``slots`` slots of the bank should be free. O(slots log slots)."""
         return sorted(self._ends_at(name, at) for name in bank.serving)[slots - 1]
 
-    def _beside(self, pool: str, reservation: Reservation, at: int) -> int:
-        """Slots of the reserved node that the reserved job will not need when it starts."""
-        shape = Shape.of(self._state.jobs[reservation.job].spec)
-        free = sum(
-            self._ends_at(name, at) <= reservation.start_at
-            for bank in self._fleet.candidates(pool, shape)
-            if bank.key.node == reservation.node
-            for name in bank.serving
-        )
-        return free - shape.slots
+    def _beside(self, job: Job, reservation: Reservation, kept: list[Bank], at: int) -> int:
+        """Slots of the reserved node that the reserved job will not need when it starts.
 
-    def _ends_at(self, name: WorkerName, at: int) -> int:
-        """When the slot should be free, by the limit (else the estimate) of what is there."""
+        None where it has more than one kind of slot that would do: which of them the job
+        will take is not known yet.
+        """
+        if len(kept) != 1:
+            return 0
+        names = kept[0].serving
+        free = sum(self._is_sure_to_end(name, reservation, at) for name in names)
+        return free - job.spec.slots
+
+    def _is_sure_to_end(self, name: WorkerName, reservation: Reservation, at: int) -> bool:
+        """Whether the slot counts as free when the reservation starts.
+
+        What runs there since the reservation was made must have a time limit: an estimate
+        that nothing enforces would let any number of jobs pass.
+        """
+        found = self._running(name)
+        if found is not None:
+            job, attempt = found
+            if attempt.assigned_at >= reservation.made_at and not job.spec.time_limit_ms:
+                return False
+        return self._ends_at(name, at) <= reservation.start_at
+
+    def _running(self, name: WorkerName) -> tuple[Job, Attempt] | None:
+        """What occupies the slot."""
         occupant = self._state.workers[name].occupant
         job = self._state.jobs.get(occupant.job) if occupant is not None else None
         if job is None or occupant is None:
-            return at
+            return None
         attempt = job.attempt(occupant.attempt)
-        if attempt is None:
+        return None if attempt is None else (job, attempt)
+
+    def _ends_at(self, name: WorkerName, at: int) -> int:
+        """When the slot should be free, by the limit (else the estimate) of what is there."""
+        found = self._running(name)
+        if found is None:
             return at
+        job, attempt = found
         run_ms = job.spec.time_limit_ms or self._projection.expected_ms(job.spec)
         begun = attempt.assigned_at if attempt.started_at is None else attempt.started_at
         return max(at, begun + run_ms)

@@ -17,15 +17,22 @@ from ledger import events as e
 from ledger.errors import LedgerError
 from ledger.events import JobState
 from ledger.journal import Journal, decode_journal_page
-from ledger.keys import JOURNAL, MAILBOX, page_key, parse_message_key, parse_page_key
+from ledger.keys import BEATS, FACTS, JOURNAL, MAILBOX, page_key, parse_message_key, parse_page_key
 from ledger.names import JobId
 from ledger.projection import Projection
-from ledger.state import State
+from ledger.state import Phase, State
+from ledger.timings import Timings
 from roles.launcher import Plan
 from simulation.bucket import Bucket
 from simulation.machine import Machine
 from simulation.memory import ManualClock, MemoryStore
 from simulation.verify import verify
+
+CLOCK_ERROR_MAX_MS = 70_000
+"""How far a page's time may be from the true one: what a leader may be off, and a little."""
+
+LIST_LATE_MAX_MS = 50_000
+"""How late a LIST of the simulation shows a key, with some that are skipped."""
 
 
 class Breach(Exception):
@@ -49,12 +56,18 @@ class Run(msgspec.Struct, kw_only=True):
 class Truth:
     """Records what ran, and checks at once what can be checked at once."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, timings: Timings) -> None:
         self._bucket = bucket
         self.runs: list[Run] = []
         self.acknowledged: set[JobId] = set()
         self.declared_lost: set[tuple[str, int]] = set()
+        self.cancelled: dict[JobId, int] = {}
+        """When a cancel was acknowledged (true time)."""
+        self.wiped: set[str] = set()
+        """Machines that lost a disk."""
         self.breaches: list[str] = []
+        self._signs: dict[str, list[int]] = {}
+        self._timings = timings
         bucket.watchers.append(self._landed)
 
     def _breach(self, text: str) -> None:
@@ -62,9 +75,33 @@ class Truth:
 
     def _landed(self, key: str, body: bytes) -> None:
         if key.startswith(JOURNAL):
-            for decision in e.decode_page(body).decisions:
-                if isinstance(decision, e.LossDeclared):
-                    self.declared_lost.add((decision.job, decision.attempt))
+            self._page_landed(e.decode_page(body))
+        elif key.startswith((FACTS, BEATS)):
+            writer = key.split(".")[1].partition("~")[0]
+            if not writer.startswith(("dispatcher-", "cli")):
+                signs = self._signs.setdefault(_node_of(writer), [])
+                signs.append(self._bucket.hub.now_ms)
+
+    def _page_landed(self, page: e.Page) -> None:
+        now_ms = self._bucket.hub.now_ms
+        if abs(page.at - now_ms) > CLOCK_ERROR_MAX_MS:
+            self._breach(f"page {page.seq} is stamped {page.at - now_ms} ms off")
+        for decision in page.decisions:
+            if isinstance(decision, e.LossDeclared):
+                self.declared_lost.add((decision.job, decision.attempt))
+        for seen in page.seen:
+            if isinstance(seen, e.NodeSeen) and seen.liveness is e.Liveness.GONE:
+                self._check_silence(seen, page.at)
+
+    def _check_silence(self, seen: e.NodeSeen, at: int) -> None:
+        """Nobody is called gone who was heard meanwhile, as far as LIST can be late."""
+        if seen.node in self.wiped:
+            return  # what stands there now is another machine
+        slack_ms = LIST_LATE_MAX_MS + 2 * self._timings.beat_ms
+        first_ms, last_ms = at - self._timings.lost_ms + slack_ms, at - LIST_LATE_MAX_MS
+        heard = [sign for sign in self._signs.get(seen.node, []) if first_ms < sign < last_ms]
+        if heard:
+            self._breach(f"{seen.node} is called gone, but was heard {at - heard[-1]} ms before")
 
     def executed(self, machine: Machine, worker: str, plan: Plan) -> None:
         run = Run(
@@ -76,6 +113,8 @@ class Truth:
             began_ms=self._bucket.hub.now_ms,
             disk=machine.generation,
         )
+        if (run.job, run.attempt) in self.declared_lost:
+            self._breach(f"attempt {run.job}.{run.attempt} starts after it was declared lost")
         for other in self.runs:
             if (other.job, other.attempt) == (run.job, run.attempt):
                 self._breach(f"attempt {run.job}.{run.attempt} ran twice")
@@ -106,9 +145,20 @@ class Truth:
         """All that can only be judged when everything has drained."""
         store = frozen(self._bucket)
         state = self._check_readers(store, ledger)
-        self._check_messages()
+        self._check_messages(ledger)
+        self._check_pages(store, ledger)
         self._check_jobs(state, disks)
         return state
+
+    def _check_pages(self, store: MemoryStore, ledger: str) -> None:
+        """After each page: a slot belongs to one attempt, and losses are of what started."""
+        projection = Projection(State(ledger=ledger))
+        while (body := store.get(page_key(projection.state.seq + 1))) is not None:
+            page = decode_journal_page(body, "page")
+            if projection.is_legitimate(page):
+                _check_losses(projection, page)
+            projection.apply(page, hashlib.sha256(body).hexdigest())
+            _check_slots(projection.state)
 
     def _check_readers(self, store: MemoryStore, ledger: str) -> State:
         report = verify(store, ledger)
@@ -130,9 +180,9 @@ class Truth:
             raise Breach("the journal is not dense")
         return whole.state
 
-    def _check_messages(self) -> None:
+    def _check_messages(self, ledger: str) -> None:
         """Every message is what one page decided, and numbers are dense."""
-        decided = dict(_decided_messages(self._bucket))
+        decided = dict(_decided_messages(self._bucket, ledger))
         numbers: dict[str, int] = {}
         for key in self._bucket.keys(MAILBOX):
             worker, n = parse_message_key(key)
@@ -150,9 +200,24 @@ class Truth:
                 raise Breach(f"job {acknowledged} was acknowledged and is lost")
         for run in self.runs:
             self._check_run(state, run, disks)
+        for job_id, at_ms in self.cancelled.items():
+            self._check_cancel(state, job_id, at_ms)
+        ran = {run.job for run in self.runs}
+        for job_id, job in state.jobs.items():
+            never_ran = job.state is JobState.NODE_FAIL and job_id not in ran
+            if never_ran and _node_of(job.attempts[-1].lead) not in self.wiped:
+                raise Breach(f"job {job_id} is NODE_FAIL and was never executed")
         for job_id, job in state.jobs.items():
             if job.state is JobState.COMPLETED and job.last is not None and job.last.rc != 0:
                 raise Breach(f"job {job_id} is COMPLETED with rc {job.last.rc}")
+
+    def _check_cancel(self, state: State, job_id: JobId, at_ms: int) -> None:
+        """No job is assigned long after its cancel was acknowledged."""
+        job = state.jobs.get(job_id)
+        if job is None or job.cancel is not None or job.last is None:
+            return
+        if job.last.assigned_at > at_ms + LIST_LATE_MAX_MS + 20_000:
+            raise Breach(f"the cancel of {job_id} was acknowledged and had no effect")
 
     def _check_run(self, state: State, run: Run, disks: dict[str, int]) -> None:
         """An end that its machine knew of is in the ledger, with its rc."""
@@ -166,6 +231,42 @@ class Truth:
                 f"{run.job}.{run.attempt} ended with rc {run.rc} on {run.machine}, "
                 f"the ledger has {recorded}"
             )
+
+
+def _node_of(writer: str) -> str:
+    """``node-n1``, ``dispatcher-n1``, ``n1-cpu0`` are all of node ``n1``."""
+    return writer.removeprefix("node-").removeprefix("dispatcher-").split("-")[0]
+
+
+def _check_losses(projection: Projection, page: e.Page) -> None:
+    """Only what is known to have started can be lost: an open claim is revoked first."""
+    seen = {(s.job, s.attempt) for s in page.seen if isinstance(s, e.ClaimSeen)}
+    told = {
+        (posted.fact.job, posted.fact.attempt)
+        for posted in page.facts
+        if isinstance(posted.fact, e.AttemptStarted | e.AttemptFinished)
+    }
+    for decision in page.decisions:
+        if isinstance(decision, e.LossDeclared):
+            job = projection.state.jobs[decision.job]
+            attempt = job.attempt(decision.attempt)
+            known = attempt is not None and attempt.phase >= Phase.STARTED
+            if not known and (decision.job, decision.attempt) not in seen | told:
+                raise Breach(f"page {page.seq} loses {decision.job}, whose claim is open")
+
+
+def _check_slots(state: State) -> None:
+    holders: dict[str, str] = {}
+    for job in state.jobs.values():
+        for attempt in job.attempts:
+            if attempt.phase >= Phase.LOST:
+                continue
+            for slot in attempt.slots:
+                if slot in holders:
+                    raise Breach(
+                        f"page {state.seq}: {slot} is held by {holders[slot]} and {job.id}"
+                    )
+                holders[slot] = job.id
 
 
 def frozen(bucket: Bucket) -> MemoryStore:
@@ -185,11 +286,13 @@ def fold(store: MemoryStore, ledger: str) -> Projection:
 
 
 def _decided_messages(
-    bucket: Bucket,
+    bucket: Bucket, ledger: str
 ) -> Iterator[tuple[tuple[str, int], tuple[int, str, int]]]:
+    projection = Projection(State(ledger=ledger))
     for key in bucket.keys(JOURNAL):
         page = e.decode_page(bucket.bodies[key])
-        for decision in page.decisions:
+        legitimate = projection.apply(page, hashlib.sha256(bucket.bodies[key]).hexdigest())
+        for decision in page.decisions if legitimate else ():
             if isinstance(decision, e.AttemptAssigned):
                 place = (decision.slots[0], decision.message)
             elif isinstance(decision, e.StopOrdered):

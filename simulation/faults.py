@@ -50,6 +50,8 @@ TIMINGS = msgspec.structs.replace(
     follow_min_ms=1_000,
     follow_max_ms=1_500,
     mailbox_alone_ms=2_000,
+    overlap_long_ms=120_000,
+    overlap_long_every_ms=30_000,
     worker_tick_ms=1_000,
     respawn_ms=2_000,
 )
@@ -98,7 +100,7 @@ class World:
         self.seed = seed
         self.hub = Hub(START_MS)
         self.bucket = Bucket(self.hub)
-        self.truth = Truth(self.bucket)
+        self.truth = Truth(self.bucket, TIMINGS)
         self.faults = self._draw_faults()
         self.work: dict[str, Work] = {}
         self.machines: list[Machine] = []
@@ -245,7 +247,11 @@ class World:
             at_ms = self.hub.now_ms + self.rng.choice((0, 3_000, 20_000, 100_000))
             cancel = e.CancelRequested(at=at_ms, job=job, by="u", grace_ms=5_000)
             where = self.rng.choice(self.machines)
-            self.hub.call_at(at_ms, lambda: self._command(where, cancel, lambda: None))
+
+            def acknowledged() -> None:
+                self.truth.cancelled[job] = self.hub.now_ms
+
+            self.hub.call_at(at_ms, lambda: self._command(where, cancel, acknowledged))
 
     def _command(self, machine: Machine, fact: e.AnyFact, acknowledged: Callable[[], None]) -> None:
         """One command line: drain what a killed one left, report, wait for the answer."""
@@ -275,7 +281,14 @@ class World:
     # -- faults
 
     def plan_faults(self) -> None:
-        kinds = (self._kill, self._kill, self._freeze, self._cut, self._reboot)
+        kinds = (
+            self._kill,
+            self._kill,
+            self._freeze,
+            self._suspend,
+            self._cut,
+            self._reboot,
+        )
         for _ in range(self.rng.randint(0, 10)):
             at_ms = START_MS + self.rng.randint(0, FAULTS_MS)
             fault = self.rng.choice(kinds)
@@ -298,11 +311,21 @@ class World:
             duration_ms = self.rng.choice((2_000, 15_000, 60_000, 250_000))
             machine.processes[self.rng.choice(alive)].freeze(duration_ms)
 
+    def _suspend(self) -> None:
+        """A whole machine sleeps: its processes, and its jobs with them."""
+        machine = self.rng.choice(self.machines)
+        self.played["suspend"] += 1
+        duration_ms = self.rng.choice((15_000, 60_000, 250_000))
+        for process in machine.processes.values():
+            process.freeze(duration_ms)
+        machine.asleep_until_ms = self.hub.now_ms + duration_ms
+
     def _freeze_all(self) -> None:
         self.played["freeze everyone"] += 1
         for machine in self.machines:
             for process in machine.processes.values():
                 process.freeze(300_000)
+            machine.asleep_until_ms = self.hub.now_ms + 300_000
 
     def _cut(self) -> None:
         machine = self.rng.choice(self.machines)
@@ -319,6 +342,8 @@ class World:
         machine = self.rng.choice(self.machines)
         lose_disk = self.rng.random() < 0.3
         self.played["reboot, disk lost" if lose_disk else "reboot"] += 1
+        if lose_disk:
+            self.truth.wiped.add(machine.name)
         machine.go_down(lose_disk=lose_disk)
 
     def heal(self) -> None:

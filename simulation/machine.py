@@ -83,6 +83,8 @@ class Machine:
         self.processes: dict[str, Process] = {}
         self.cut = False
         """Its route to the bucket is gone."""
+        self.asleep_until_ms = 0
+        """Until then its jobs do nothing either."""
         self.start: Callable[[str], Process] | None = None
         self._wipe()
 
@@ -100,6 +102,10 @@ class Machine:
     @property
     def machine_id(self) -> str:
         return f"{self.name}-{self.generation:08x}"
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.hub.now_ms < self.asleep_until_ms
 
     def runs(self, name: str) -> bool:
         process = self.processes.get(name)
@@ -120,6 +126,7 @@ class Machine:
             attempt.power_cut()
         if lose_disk:
             self._wipe()
+        self.asleep_until_ms = 0
         self.boots += 1
         self.booted_ms = self.hub.now_ms
 
@@ -167,6 +174,9 @@ class Attempt:
         plan = self._plan
         if not self._runner_alive or plan is None or self._result is not None:
             return
+        if self._machine.is_asleep:
+            self._machine.hub.call_at(self._machine.asleep_until_ms, self._execute)
+            return
         clock = MachineClock(self._machine)
         late = clock.boot_ms() - plan.claim_boot_ms > plan.start_within_ms
         if late or plan.boot_id != self._machine.boot_id:
@@ -183,8 +193,12 @@ class Attempt:
         self._ends = token
 
         def end() -> None:
-            if self._ends is token and self._runner_alive:
-                self._end(outcome, rc)
+            if self._ends is not token or not self._runner_alive:
+                return
+            if self._machine.is_asleep:
+                self._machine.hub.call_at(self._machine.asleep_until_ms, end)
+                return
+            self._end(outcome, rc)
 
         self._machine.hub.call_at(self._machine.hub.now_ms + after_ms, end)
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import msgspec
 
 from ledger import events as e
-from ledger.events import AttemptRef, encode, kind_of
+from ledger.events import AttemptRef, JobState, Liveness, encode, kind_of
 from ledger.keys import FactKey
 from ledger.names import Epoch, JobId, NodeName, Seq, WorkerName, WriterName
 from ledger.policy import Policy
 from ledger.projection import Projection
-from ledger.state import RULES, Attempt, Job, State
+from ledger.state import RULES, Attempt, Job, Phase, State
 from scheduling.decide import Scheduler
 from scheduling.turn import take_turn
 
@@ -35,11 +35,17 @@ def job_id(number: int) -> JobId:
     return JobId(text)
 
 
+def sha256_of(page: e.Page) -> str:
+    """The hash of the page as it stands in the bucket."""
+    return hashlib.sha256(encode(page)).hexdigest()
+
+
 class World:
     """One leader, any number of workers; time only moves when told."""
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.at = START_MS
+        self.leader = LEADER
         self.pages: list[e.Page] = []
         self.projection = Projection(State(ledger="test"))
         self.scheduler = Scheduler(self.projection)
@@ -50,7 +56,7 @@ class World:
         self._jobs = 0
         self.turn(elected=True)
         if policy is not None:
-            self.fact(e.PolicyApplied(at=self.at, policy=policy, by="test"), "cli")
+            self.apply_policy(policy)
             self.turn()
 
     @property
@@ -88,11 +94,14 @@ class World:
         slot: e.Slot,
         *,
         pool: str = "default",
-        machine: str = "m",
+        machine: str = "",
         running: Sequence[AttemptRef] = (),
         cursor: int | None = None,
+        incarnation: str = "aaaaaaaa",
     ) -> None:
+        """A worker reports for the first time, or again after it was started anew."""
         name = WorkerName(worker)
+        node = worker.rsplit("-", 1)[0]
         known = self.state.workers.get(name)
         if cursor is None:
             cursor = known.cursor if known else 0
@@ -101,13 +110,27 @@ class World:
                 at=self.at,
                 worker=name,
                 cursor=cursor,
-                node=NodeName(worker.rsplit("-", 1)[0]),
-                machine=machine,
+                node=NodeName(node),
+                machine=machine or node,
                 pool=pool,
                 slot=slot,
                 running=tuple(running),
             ),
+            f"{worker}~{incarnation}",
+        )
+
+    def ready_again(
+        self, worker: str, *, running: Sequence[AttemptRef] = (), cursor: int | None = None
+    ) -> None:
+        """The worker's next incarnation, on the same machine."""
+        known = self.state.workers[WorkerName(worker)]
+        self.ready(
             worker,
+            known.slot,
+            pool=known.declared_pool,
+            running=running,
+            cursor=cursor,
+            incarnation="bbbbbbbb",
         )
 
     def submit(
@@ -138,6 +161,32 @@ class World:
 
     def cancel(self, job: JobId) -> None:
         self.fact(e.CancelRequested(at=self.at, job=job, by="test"), "cli")
+
+    def hold(self, job: JobId) -> None:
+        self.fact(e.HoldRequested(at=self.at, job=job, by="test"), "cli")
+
+    def release(self, job: JobId) -> None:
+        self.fact(e.ReleaseRequested(at=self.at, job=job, by="test"), "cli")
+
+    def apply_policy(self, policy: Policy) -> None:
+        self.fact(e.PolicyApplied(at=self.at, policy=policy, by="test"), "cli")
+
+    def drain(self, node: str) -> None:
+        self.fact(e.DrainRequested(at=self.at, node=NodeName(node), by="test"), "cli")
+
+    def undrain(self, node: str) -> None:
+        self.fact(e.UndrainRequested(at=self.at, node=NodeName(node), by="test"), "cli")
+
+    def retire(self, worker: str) -> None:
+        known = self.state.workers[WorkerName(worker)]
+        self.fact(e.WorkerRetired(at=self.at, worker=known.name, cursor=known.cursor), known.writer)
+
+    def skip(self, worker: str) -> None:
+        """The worker has handled all its messages and has nothing else to say."""
+        known = self.state.workers[WorkerName(worker)]
+        self.fact(
+            e.MessageSkipped(at=self.at, worker=known.name, cursor=known.next_message), worker
+        )
 
     def start(self, job: JobId) -> None:
         attempt = self.attempt(job)
@@ -187,6 +236,11 @@ class World:
             attempt.lead,
         )
 
+    def claim(self, job: JobId, owner: str) -> None:
+        """The leader has learnt who owns the job's last attempt."""
+        attempt = self.attempt(job)
+        self.see(e.ClaimSeen(job=job, attempt=attempt.number, owner=owner))
+
     def see(self, seen: e.AnySeen) -> None:
         self.seen.append(seen)
 
@@ -207,7 +261,7 @@ class World:
             self.scheduler,
             at=self.at,
             epoch=epoch,
-            leader=LEADER,
+            leader=self.leader,
             facts=facts,
             seen=seen,
             elected=elected,
@@ -216,7 +270,7 @@ class World:
             ledger="test",
             seq=seq,
             epoch=epoch,
-            leader=LEADER,
+            leader=self.leader,
             at=self.at,
             prev_sha256=previous,
             rules=RULES,
@@ -227,7 +281,7 @@ class World:
             put_id=e.PutId(f"put{seq}"),
         )
         self.pages.append(page)
-        self.projection.finish(page.seq, hashlib.sha256(encode(page)).hexdigest())
+        self.projection.finish(page.seq, sha256_of(page))
         self.decisions.extend(decisions)
         return list(decisions)
 
@@ -249,8 +303,40 @@ class World:
         """All pages folded by a reader that never saw a scheduler."""
         reader = Projection(State(ledger="test"))
         for page in self.pages:
-            reader.apply(page, hashlib.sha256(encode(page)).hexdigest())
+            reader.apply(page, sha256_of(page))
         return reader
+
+
+def world_of_one_node(slots: int = 1, policy: Policy | None = None) -> World:
+    """A world with one node, ``n1``, that serves ``slots`` CPU slots."""
+    made = World(policy)
+    made.node_up("n1", slots)
+    made.turn()
+    return made
+
+
+def assigned_job(made: World, **spec: object) -> JobId:
+    job = made.submit(**spec)  # type: ignore[arg-type]
+    made.turn()
+    assert made.job(job).state is JobState.ASSIGNED
+    return job
+
+
+def running_job(made: World, **spec: object) -> JobId:
+    job = assigned_job(made, **spec)
+    made.start(job)
+    made.turn()
+    assert made.job(job).state is JobState.RUNNING
+    return job
+
+
+def lost_job(made: World, **spec: object) -> JobId:
+    """A job whose node has been silent for so long that its attempt counts as lost."""
+    job = running_job(made, **spec)
+    made.node_is("n1", Liveness.GONE)
+    made.turn()
+    assert made.attempt(job).phase is Phase.LOST
+    return job
 
 
 def _numbered(fact: e.AnyFact, writer: WriterName, n: int) -> e.AnyFact:

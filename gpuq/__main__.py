@@ -1,0 +1,83 @@
+"""The command's edge: ``gpuq`` and ``python -m gpuq``.
+
+Owns what a user meets when something is wrong: one line on stderr and the exit code of the
+error's class (docs/CLI.md), never a traceback for what he can mend.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from gpuq.cli import app, with_global_options_first
+from gpuq.render import printable
+from ledger.errors import GpuqError, RequestError
+
+INTERRUPTED = 130
+
+# typer does not export click's base of usage errors, of which it may carry its own copy.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+def main() -> None:
+    """Run the command that this process was given, and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command; its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A locale without the characters of a name must not keep it from being shown.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = _invoke(with_global_options_first(args))
+        sys.stdout.flush()
+    except _UsageError as error:
+        return _fail(_usage(error), RequestError.exit_code)
+    except GpuqError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read has gone; Python's own flush at exit must find somewhere to write to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _invoke(args: list[str]) -> int:
+    """The command's exit code; what it raises comes out as it is.
+
+    typer's own ``main`` would turn a closed pipe into an exit code before it can be told
+    from a failure.
+    """
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("gpuq", args) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def _usage(error: Any) -> str:
+    """What was wrong with the call, and where its right use is told."""
+    command = error.ctx.command_path if error.ctx is not None else "gpuq"
+    dashes = ""
+    if command.endswith(" submit") and hasattr(error, "option_name"):
+        dashes = "put -- before a command and its options, or "
+    message = error.format_message().rstrip(".").replace("\n", " ")
+    return f"{message[:1].lower()}{message[1:]}; {dashes}see '{command} --help'"
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"gpuq: {printable(message)}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""What is shown of one job: its cells in a table, its block of lines, its JSON.
+
+Owns the words for where a job runs or why it does not, and the keys of a job's JSON
+(docs/CLI.md). Times in JSON are UTC, on screen local.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuq.render import local_time, long_duration, short_duration, size, times
+from gpuq.view import View
+from ledger.events import JobState
+from ledger.names import JobId
+from ledger.state import Attempt, Job
+from scheduling.explain import Explainer
+
+OPEN_HEADER = (
+    "ID", "NAME", "ORG/CLASS", "POOL", "SLOTS", "STATE", "ELAPSED/LIMIT", "WHERE-OR-WHY",
+)  # fmt: skip
+ENDED_HEADER = ("ID", "NAME", "ORG/CLASS", "STATE", "RC", "RAN", "ENDED", "WHERE-OR-WHY")
+
+NOT_POSTED = "not yet posted"
+
+
+class Shown:
+    """Presents the jobs of one view."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._explainer = Explainer(view.projection)
+
+    def why(self, job: Job) -> str:
+        """Why the job waits, stops or ended as it did; empty where nothing needs saying."""
+        if job.id in self._view.unposted and job.state is JobState.PENDING:
+            return NOT_POSTED
+        if job.state.queued:
+            return self._explainer.why(job)
+        if job.state is JobState.STOPPING:
+            return job.last.stop_reason if job.last is not None else ""
+        if job.state.ended:
+            return job.reason
+        return "cancel requested" if job.cancel is not None else ""
+
+    def where_or_why(self, job: Job) -> str:
+        """The last column: the lead worker of its attempt, then the reason."""
+        where = workers_of(job)
+        parts = [
+            where[0] if where else "",
+            f"+{len(where) - 1}" if len(where) > 1 else "",
+            f"(attempt {len(job.attempts)})" if where and len(job.attempts) > 1 else "",
+        ]
+        place, why = " ".join(part for part in parts if part), self.why(job)
+        return f"{place}: {why}" if place and why else place or why
+
+    def open_row(self, job: Job) -> tuple[str, ...]:
+        spec = job.spec
+        slots = f"{spec.slots} {spec.gpu_type}" if spec.gpu_type else str(spec.slots)
+        run_ms = self.run_ms(job)
+        elapsed = "-" if run_ms is None else short_duration(run_ms)
+        limit = short_duration(spec.time_limit_ms) if spec.time_limit_ms else "-"
+        return (
+            job.id,
+            spec.name,
+            f"{spec.organization}/{spec.workload_class}",
+            spec.pool,
+            slots,
+            job.state.value,
+            f"{elapsed}/{limit}",
+            self.where_or_why(job),
+        )
+
+    def ended_row(self, job: Job) -> tuple[str, ...]:
+        spec, rc, run_ms = job.spec, rc_of(job), self.run_ms(job)
+        return (
+            job.id,
+            spec.name,
+            f"{spec.organization}/{spec.workload_class}",
+            job.state.value,
+            "" if rc is None else str(rc),
+            "" if run_ms is None else short_duration(run_ms),
+            "" if job.ended_at is None else local_time(job.ended_at, self._view.now_ms),
+            self.where_or_why(job),
+        )
+
+    def run_ms(self, job: Job) -> int | None:
+        """How long its last attempt ran (so far); None where it never started."""
+        last = job.last
+        if job.state.queued or last is None or last.started_at is None:
+            return None
+        ended_at = last.ended_at
+        if ended_at is None:
+            ended_at = job.ended_at if job.state.ended else None
+        return max(0, (self._view.now_ms if ended_at is None else ended_at) - last.started_at)
+
+    def lines(self, job: Job) -> list[tuple[str, str]]:
+        """One job whole: what was asked for, where it stands."""
+        spec = job.spec
+        now_ms = self._view.now_ms
+        facts = [
+            ("id", job.id),
+            ("name", spec.name),
+            ("state", job.state.value),
+            ("why", self.why(job)),
+            ("flow", spec.flow),
+            ("slots", f"{spec.slots} {spec.gpu_type}".strip()),
+            ("gpu memory", size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""),
+            ("pinned to", spec.worker),
+            ("time limit", long_duration(spec.time_limit_ms) if spec.time_limit_ms else ""),
+            ("command", " ".join(spec.argv) if not spec.script else ""),
+            ("script", spec.script),
+            ("arguments", " ".join(spec.argv) if spec.script else ""),
+            ("directory", spec.cwd),
+            ("variables", ", ".join(f"{name}={value}" for name, value in spec.env.items())),
+            ("key", spec.key),
+            ("submitted", f"{local_time(job.submitted_at, now_ms)} by {spec.user}"),
+            ("ended", "" if job.ended_at is None else local_time(job.ended_at, now_ms)),
+            ("cancelled by", job.cancel.by if job.cancel is not None else ""),
+            ("other submits", self._conflicts(job)),
+        ]
+        return [(name, value) for name, value in facts if value]
+
+    def _conflicts(self, job: Job) -> str:
+        count = job.conflicting_submits
+        return f"{count} with this key and another body, refused" if count else ""
+
+    def attempt_row(self, attempt: Attempt) -> tuple[str, ...]:
+        now_ms = self._view.now_ms
+        started_at, ended_at = attempt.started_at, attempt.ended_at
+        until = now_ms if ended_at is None else ended_at
+        return (
+            str(attempt.number),
+            ",".join(attempt.slots),
+            attempt.outcome or attempt.phase.name.lower(),
+            "" if attempt.rc is None else str(attempt.rc),
+            local_time(attempt.assigned_at, now_ms),
+            "" if started_at is None else local_time(started_at, now_ms),
+            "" if started_at is None else short_duration(until - started_at),
+            "superseded" if attempt.superseded else attempt.reason or attempt.stop_reason,
+        )
+
+    def json(self, job: Job) -> dict[str, Any]:
+        """The stable keys of a job in every ``--json``."""
+        spec, last = job.spec, job.last
+        return {
+            "id": job.id,
+            "name": spec.name,
+            "organization": spec.organization,
+            "class": spec.workload_class,
+            "pool": spec.pool,
+            "slots": spec.slots,
+            "gpu_type": spec.gpu_type,
+            "gpu_memory_bytes": spec.gpu_memory_bytes,
+            "state": job.state.value,
+            "why": self.why(job),
+            "posted": job.id not in self._view.unposted,
+            "workers": list(workers_of(job)),
+            "attempt": len(job.attempts),
+            "rc": rc_of(job),
+            "user": spec.user,
+            "host": spec.host,
+            "pinned_to": spec.worker,
+            "key": spec.key,
+            "time_limit_ms": spec.time_limit_ms or None,
+            "run_ms": self.run_ms(job),
+            **times(
+                submitted_at=job.submitted_at,
+                started_at=None if last is None else last.started_at,
+                ended_at=job.ended_at,
+            ),
+        }
+
+    def whole_json(self, job: Job) -> dict[str, Any]:
+        """``json`` and all else that the ledger says of the job."""
+        spec = job.spec
+        return {
+            **self.json(job),
+            "command": list(spec.argv),
+            "script_sha256": spec.script or None,
+            "directory": spec.cwd,
+            "variables": spec.env,
+            "estimate_ms": spec.estimate_ms or None,
+            "idempotent": spec.idempotent,
+            "exclusive": spec.exclusive,
+            "requeues": job.requeues,
+            "conflicting_submits": job.conflicting_submits,
+            "attempts": [_attempt_json(attempt) for attempt in job.attempts],
+        }
+
+
+ATTEMPT_HEADER = (
+    "ATTEMPT", "WORKERS", "OUTCOME", "RC", "ASSIGNED", "STARTED", "RAN", "REASON",
+)  # fmt: skip
+
+
+def workers_of(job: Job) -> tuple[str, ...]:
+    """The slots of the attempt that counts; empty for a job that waits."""
+    if job.state.queued or job.last is None:
+        return ()
+    return job.last.slots
+
+
+def rc_of(job: Job) -> int | None:
+    """The exit code of an ended job, as a shell shows it; None where it has none."""
+    return job.last.rc if job.state.ended and job.last is not None else None
+
+
+def archived_json(view: View, job: JobId) -> dict[str, Any]:
+    """What is remembered of a job that ended long ago."""
+    archived = view.state.archive[job]
+    return {"id": job, "state": archived.state.value, "rc": archived.rc, "page": archived.seq}
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": attempt.number,
+        "workers": list(attempt.slots),
+        "phase": attempt.phase.name,
+        "outcome": attempt.outcome,
+        "rc": attempt.rc,
+        "reason": attempt.reason,
+        "stop_reason": attempt.stop_reason,
+        "superseded": attempt.superseded,
+        "log_bytes": attempt.log_bytes,
+        "cost_slot_ms": attempt.cost_ms,
+        **times(
+            assigned_at=attempt.assigned_at,
+            started_at=attempt.started_at,
+            ended_at=attempt.ended_at,
+        ),
+    }

@@ -1,0 +1,123 @@
+"""What people type for times, sizes, GPUs and variables, read into integers.
+
+Owns the accepted forms (docs/CLI.md lists them). What cannot be read is a RequestError that
+shows the forms; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ledger.errors import RequestError
+from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+
+DURATION_MAX_MS = 3_650 * DAY_MS
+SLOTS_MAX = 1_024
+
+_DURATION_FORMS = "say minutes, MM:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS, or 90m, 1h30m, 2d"
+_N = r"([0-9]{1,9})"
+_UNITS = re.compile(rf"(?:{_N}d)?(?:{_N}h)?(?:{_N}m)?(?:{_N}s)?")
+_COLONS = re.compile(rf"{_N}(:{_N}){{0,2}}")
+_DAYS = re.compile(rf"{_N}-([0-9:]{{1,30}})")
+_SIZE = re.compile(rf"{_N}([KMGT])(i?)B?", re.IGNORECASE)
+_GPUS = re.compile(rf"(?:([A-Za-z0-9][A-Za-z0-9 ._-]*):)?{_N}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = re.compile(r"GPUQ_.*|CUDA_VISIBLE_DEVICES")
+
+
+class Gpus(NamedTuple):
+    """How many slots, and a part of the GPU's name (lower case; empty: any)."""
+
+    slots: int
+    gpu_type: str
+
+
+def parse_duration(text: str) -> int:
+    """Milliseconds (> 0) of ``text``: Slurm's forms of ``--time``, or numbers with units.
+
+    A bare number is minutes and ``1:30`` is one minute and a half, as Slurm reads them.
+    Raises RequestError on anything else.
+    """
+    duration_ms = _duration_ms(text.strip().lower())
+    if duration_ms is None:
+        raise RequestError(f"{text!r} is not a time: {_DURATION_FORMS}")
+    if not 0 < duration_ms <= DURATION_MAX_MS:
+        raise RequestError(
+            f"{text!r} is not between 1 second and 10 years; leave it out for no limit"
+        )
+    return duration_ms
+
+
+def _duration_ms(text: str) -> int | None:
+    if (match := _DAYS.fullmatch(text)) is not None and _COLONS.fullmatch(match[2]):
+        hours, minutes, seconds = (*_numbers(match[2]), 0, 0)[:3]
+        if hours > 23:
+            return None
+        return _sum_ms(int(match[1]), hours, minutes, seconds)
+    if _COLONS.fullmatch(text):
+        match _numbers(text):
+            case [minutes]:
+                return minutes * MINUTE_MS
+            case [minutes, seconds] if seconds < 60:
+                return minutes * MINUTE_MS + seconds * SECOND_MS
+            case [hours, minutes, seconds]:
+                return _sum_ms(0, hours, minutes, seconds)
+        return None
+    if text and (match := _UNITS.fullmatch(text)) is not None:
+        days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+        return days * DAY_MS + hours * HOUR_MS + minutes * MINUTE_MS + seconds * SECOND_MS
+    return None
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(":")]
+
+
+def _sum_ms(days: int, hours: int, minutes: int, seconds: int) -> int | None:
+    if minutes > 59 or seconds > 59:
+        return None
+    return days * DAY_MS + hours * HOUR_MS + minutes * MINUTE_MS + seconds * SECOND_MS
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``40G``, ``40GB`` (powers of 1000) or ``40GiB`` (powers of 1024).
+
+    ``G`` is decimal because a card that is sold with 24 GB has somewhat less than 24 GiB.
+    Raises RequestError on anything else.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise RequestError(f"{text!r} is not a size: say 40G, 40GB or 40GiB")
+    unit = 1024 if match[3] else 1000
+    for _ in range("KMGT".index(match[2].upper())):
+        unit *= 1024 if match[3] else 1000
+    return int(match[1]) * unit
+
+
+def parse_gpus(text: str) -> Gpus:
+    """``2`` or ``h100:2``. Raises RequestError on anything else, and on 0."""
+    match = _GPUS.fullmatch(text.strip())
+    if match is None:
+        raise RequestError(f"{text!r} is not a number of GPUs: say N or TYPE:N, such as h100:2")
+    slots = int(match[2])
+    if not 1 <= slots <= SLOTS_MAX:
+        raise RequestError(f"{text!r}: a job takes 1 to {SLOTS_MAX} slots of one node")
+    return Gpus(slots, (match[1] or "").lower())
+
+
+def parse_env(pairs: Iterable[str]) -> dict[str, str]:
+    """``K=V`` pairs; the last one of a name counts.
+
+    Raises RequestError for what is no pair and for names that gpuq sets itself.
+    """
+    env = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name):
+            raise RequestError(f"--env {pair!r} is not a variable: say --env NAME=VALUE")
+        if _RESERVED.fullmatch(name):
+            raise RequestError(f"--env {name} is set by gpuq for each job: use another name")
+        env[name] = value
+    return env

@@ -1,0 +1,169 @@
+"""How things look: escaped text, columns, times and sizes for people, JSON for programs.
+
+Owns the difference between a terminal (colour, cut to its width) and a pipe (plain columns
+that are neither coloured, wrapped nor cut). Nothing that a user named is ever read as
+markup or as control characters. stdout carries data, stderr carries talk.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Categories of characters that move the cursor or reorder what stands beside them."""
+
+_JOINER = "\u200d"
+"""Holds the parts of one emoji together."""
+
+_PADDED_MAX_CELLS = 40
+"""In a pipe a longer cell sticks out of its column instead of widening it."""
+
+_TERMINAL_MAX_CELLS = 32
+
+_STYLES = {
+    "RUNNING": "green",
+    "ASSIGNED": "green",
+    "STOPPING": "yellow",
+    "HELD": "yellow",
+    "CANCELLED": "yellow",
+    "COMPLETED": "dim",
+    "FAILED": "red",
+    "TIMEOUT": "red",
+    "OUT_OF_MEMORY": "red",
+    "NODE_FAIL": "red",
+    "REJECTED": "red",
+    "EXPIRED": "red",
+    "DEPENDENCY_NEVER": "red",
+}
+
+
+def printable(text: str) -> str:
+    """``text`` on one line: control, direction and surrogate characters are escaped."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        ascii(c)[1:-1] if unicodedata.category(c) in _HIDDEN and c != _JOINER else c for c in text
+    )
+
+
+def cell_width(text: str) -> int:
+    """How many cells of a terminal ``text`` takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns two spaces apart, aligned by cell width; one line a row, nothing cut."""
+    lines = [list(header), *([printable(cell) or "-" for cell in row] for row in rows)]
+    widths = [
+        max(min(cell_width(line[column]), _PADDED_MAX_CELLS) for line in lines)
+        for column in range(len(header))
+    ]
+    return "\n".join(
+        "  ".join(
+            cell + " " * max(0, width - cell_width(cell))
+            for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """On a terminal coloured and cut to its width, else as ``plain_table``."""
+    if sys.stdout.isatty():
+        _print_rich(header, rows)
+    else:
+        print(plain_table(header, rows))
+
+
+def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    last = len(header) - 1
+    for column, title in enumerate(header):
+        limit = None if column == last else _TERMINAL_MAX_CELLS
+        table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=limit)
+    for row in rows:
+        table.add_row(*(Text(printable(cell) or "-", _STYLES.get(cell, "")) for cell in row))
+    Console(highlight=False, emoji=False).print(table)
+
+
+def say(text: str) -> None:
+    """One line of talk, on stderr."""
+    print(printable(text), file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout, its keys in the order given."""
+    body = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    print(body.decode())
+
+
+def times(**moments_ms: int | None) -> Mapping[str, str | int | None]:
+    """For JSON: ``x=ms`` becomes ``x`` (ISO 8601, UTC) and ``x_ms`` (since the epoch)."""
+    fields: dict[str, str | int | None] = {}
+    for name, at_ms in moments_ms.items():
+        fields[name] = None if at_ms is None else iso_utc(at_ms)
+        fields[f"{name}_ms"] = at_ms
+    return fields
+
+
+def iso_utc(at_ms: int) -> str:
+    """``2026-11-30T17:13:00.123Z``."""
+    moment = datetime.fromtimestamp(at_ms // 1000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
+
+
+def local_time(at_ms: int, now_ms: int) -> str:
+    """This machine's time of day; with the date where it is another day than now's."""
+    moment = datetime.fromtimestamp(at_ms / 1000)
+    is_today = moment.date() == datetime.fromtimestamp(now_ms / 1000).date()
+    return f"{moment:%H:%M:%S}" if is_today else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def short_duration(duration_ms: int) -> str:
+    """``0.4s``, ``12s``, ``3m12s``, ``1h05m``, ``2d03h``; cut, never rounded up."""
+    duration_ms = max(0, duration_ms)
+    if duration_ms < 10 * SECOND_MS:
+        return f"{duration_ms // 1000}.{duration_ms % 1000 // 100}s"
+    if duration_ms < MINUTE_MS:
+        return f"{duration_ms // SECOND_MS}s"
+    if duration_ms < HOUR_MS:
+        return f"{duration_ms // MINUTE_MS}m{duration_ms % MINUTE_MS // SECOND_MS:02d}s"
+    if duration_ms < DAY_MS:
+        return f"{duration_ms // HOUR_MS}h{duration_ms % HOUR_MS // MINUTE_MS:02d}m"
+    return f"{duration_ms // DAY_MS}d{duration_ms % DAY_MS // HOUR_MS:02d}h"
+
+
+def long_duration(duration_ms: int) -> str:
+    """``1 h 30 min``: how a time limit was read, nothing left out."""
+    parts = []
+    for unit_ms, unit in ((DAY_MS, "d"), (HOUR_MS, "h"), (MINUTE_MS, "min"), (SECOND_MS, "s")):
+        count, duration_ms = divmod(duration_ms, unit_ms)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts) or "0 s"
+
+
+def size(size_bytes: int) -> str:
+    """``79.6 GiB``: three digits in the unit that fits."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"

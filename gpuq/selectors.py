@@ -1,0 +1,96 @@
+"""Which job is meant: by id, by a unique beginning of one, by name, or ``last``.
+
+Owns the order of these readings. Where a name stands for several jobs, the newest one that
+is open is meant, else the newest; that is said, never silent. Whatever else is ambiguous
+is a RequestError that lists the candidates.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gpuq.client import Client
+from gpuq.render import printable, say
+from gpuq.view import View
+from ledger.errors import RequestError
+from ledger.names import JOB_ID, JobId
+from ledger.state import Job
+
+PREFIX_MIN_CHARACTERS = 2
+"""A single letter would too easily be the beginning of a job that nobody meant."""
+
+LAST = "last"
+
+_PREFIX = re.compile(rf"[a-z2-7]{{{PREFIX_MIN_CHARACTERS},7}}")
+_SHOWN_CANDIDATES = 5
+
+
+def select(client: Client, view: View, text: str) -> JobId:
+    """The id of the job that ``text`` stands for; it may be an archived one.
+
+    Raises RequestError where there is none, or more than one by the beginning of its id.
+    """
+    known = view.state.jobs.keys() | view.state.archive.keys() | view.state.refused.keys()
+    if JOB_ID.fullmatch(text) and text in known:
+        return JobId(text)
+    named = [job for job in view.state.jobs.values() if job.spec.name == text]
+    if named:
+        return _newest(named, text)
+    if text == LAST:
+        return _last(client, view)
+    if _PREFIX.fullmatch(text):
+        matches = sorted(job for job in known if job.startswith(text))
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise RequestError(
+                f"{text!r} is the beginning of {len(matches)} ids: "
+                + ", ".join(matches[:_SHOWN_CANDIDATES])
+                + (", ..." if len(matches) > _SHOWN_CANDIDATES else "")
+            )
+    raise RequestError(
+        f"no job {printable(text)!r}: name an id, the beginning of one, a job's name or 'last'; "
+        "'gpuq status' lists them"
+    )
+
+
+def remember_last(client: Client, job: JobId) -> None:
+    """Note ``job`` as this machine's last; only a convenience, so a full disk is no error."""
+    path = _note(client)
+    fresh = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(job)
+        fresh.replace(path)
+    except OSError as error:
+        say(f"gpuq: cannot note the last job in {path}: {error.strerror}")
+
+
+def _newest(jobs: list[Job], name: str) -> JobId:
+    chosen = max(jobs, key=lambda job: (not job.state.ended, job.arrival))
+    if len(jobs) > 1:
+        say(
+            f"gpuq: {len(jobs)} jobs are named {name!r}; taking {chosen.id}, the newest"
+            + ("" if chosen.state.ended else " that is open")
+        )
+    return chosen.id
+
+
+def _last(client: Client, view: View) -> JobId:
+    """The last job submitted from here, else the last one of this user from anywhere."""
+    try:
+        noted = JobId(_note(client).read_text().strip())
+    except OSError:
+        noted = JobId("")
+    if noted in view.state.jobs or noted in view.state.archive:
+        return noted
+    user = client.settings.user.value
+    own = [job for job in view.state.jobs.values() if job.spec.user == user]
+    if not own:
+        raise RequestError(f"{printable(user)} has submitted no job yet, so there is no last one")
+    return max(own, key=lambda job: job.arrival).id
+
+
+def _note(client: Client) -> Path:
+    return client.ledger_dir / "last"

@@ -1,0 +1,226 @@
+"""``gpuq status``: what runs, what waits and why, what ended; or one job whole.
+
+Owns the summary line and the two tables of the overview. Every view is some seconds old,
+and says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from gpuq.client import Client, open_client
+from gpuq.job import (
+    ATTEMPT_HEADER,
+    ENDED_HEADER,
+    OPEN_HEADER,
+    Shown,
+    archived_json,
+)
+from gpuq.render import (
+    local_time,
+    print_json,
+    print_table,
+    printable,
+    short_duration,
+    times,
+)
+from gpuq.selectors import select
+from gpuq.view import View, read_view
+from ledger.errors import RequestError
+from ledger.events import JobState, Liveness
+from ledger.journal import Journal
+from ledger.names import JobId
+from ledger.state import Job, Node, State
+
+ENDED_SHOWN = 20
+WAITING_ON_A_TERMINAL = 40
+"""A terminal shows so many waiting jobs; a pipe gets all."""
+
+WATCH_MS = 2_000
+
+_CLEAR = "\x1b[H\x1b[2J"
+_ORDER = (JobState.RUNNING, JobState.STOPPING, JobState.ASSIGNED, JobState.PENDING, JobState.HELD)
+
+
+def status(
+    context: typer.Context,
+    job: Annotated[
+        str | None, typer.Argument(help="An id, the beginning of one, a name, or 'last'.")
+    ] = None,
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Stable JSON; see docs/CLI.md.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every 2 seconds.")
+    ] = False,
+) -> None:
+    """Show what runs, waits and ended; with an ID that job and all its attempts."""
+    client = open_client(context)
+    show_status(client, job, json=json, watch=watch)
+
+
+def show_status(client: Client, job: str | None, *, json: bool, watch: bool) -> None:
+    """Once, or until interrupted."""
+    journal = Journal(client.store, client.ledger)
+    journal.load()
+    while True:
+        view = read_view(journal, client.settings.timings)
+        if watch and sys.stdout.isatty():
+            sys.stdout.write(_CLEAR)
+        if job is None:
+            _show_all(view, json=json)
+        else:
+            _show_one(view, select(client, view, job), json=json)
+        if not watch:
+            return
+        sys.stdout.flush()
+        client.clock.sleep_ms(WATCH_MS)
+        journal.follow()
+
+
+def _show_all(view: View, *, json: bool) -> None:
+    shown = Shown(view)
+    open_jobs = sorted(view.open_jobs(), key=lambda job: _ORDER.index(job.state))
+    ended_jobs = view.ended_jobs(ENDED_SHOWN)
+    if json:
+        print_json(_overview_json(view, shown, open_jobs, ended_jobs))
+        return
+    print(printable(summary(view)))
+    listed = _on_screen(open_jobs)
+    if listed:
+        print()
+        print_table(OPEN_HEADER, [shown.open_row(job) for job in listed])
+    if len(listed) < len(open_jobs):
+        print(f"... and {len(open_jobs) - len(listed)} more that wait; piped, all are listed")
+    if ended_jobs:
+        print("\nended last:")
+        print_table(ENDED_HEADER, [shown.ended_row(job) for job in ended_jobs])
+    for job, reason in list(view.state.refused.items())[-ENDED_SHOWN:]:
+        print(printable(f"refused: {job}: {reason}"))
+
+
+def _on_screen(jobs: list[Job]) -> list[Job]:
+    """All that run, and on a terminal the first of those that wait."""
+    if not sys.stdout.isatty():
+        return jobs
+    running = sum(not job.state.queued for job in jobs)
+    return jobs[: running + WAITING_ON_A_TERMINAL]
+
+
+def summary(view: View) -> str:
+    """One line: how many run and wait, the nodes, the age of the view, the leader."""
+    counts = _counts(view)
+    parts = [f"{counts['running']} running", f"{counts['waiting']} waiting"]
+    if counts["held"]:
+        parts.append(f"{counts['held']} held")
+    nodes = _node_counts(view.state)
+    parts.append(f"{nodes['up']} node{_s(nodes['up'])} up")
+    parts.extend(f"{nodes[what]} {what}" for what in ("draining", "silent") if nodes[what])
+    if view.unposted_facts:
+        parts.append(f"{view.unposted_facts} report{_s(view.unposted_facts)} not yet posted")
+    return f"{', '.join(parts)}; {_as_of(view)}; {_leader(view)}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _as_of(view: View) -> str:
+    if not view.page_at:
+        return f"no page yet at {view.url}"
+    age = short_duration(view.now_ms - view.page_at)
+    return f"as of {local_time(view.now_ms, view.now_ms)}, newest page {age} old"
+
+
+def _leader(view: View) -> str:
+    leadership = view.leadership
+    if leadership.alive:
+        name = leadership.leader.partition("~")[0].removeprefix("dispatcher-")
+        return f"leader {name} (epoch {leadership.epoch})" if leadership.leader else "electing"
+    if leadership.silent_ms is None:
+        return "no leader: start one with 'gpuq up'"
+    silence = short_duration(leadership.silent_ms)
+    return f"no leader for {silence}: start one with 'gpuq up'"
+
+
+def _counts(view: View) -> dict[str, int]:
+    states = [job.state for job in view.state.jobs.values() if not job.state.ended]
+    running = (JobState.RUNNING, JobState.STOPPING)
+    return {
+        "running": sum(state in running for state in states),
+        "waiting": sum(state in (JobState.PENDING, JobState.ASSIGNED) for state in states),
+        "held": states.count(JobState.HELD),
+    }
+
+
+def _node_counts(state: State) -> dict[str, int]:
+    counts = {"up": 0, "draining": 0, "silent": 0}
+    for node in state.nodes.values():
+        if not _serves(state, node):
+            continue
+        if node.liveness is not Liveness.FRESH:
+            counts["silent"] += 1
+        elif node.drained:
+            counts["draining"] += 1
+        else:
+            counts["up"] += 1
+    return counts
+
+
+def _serves(state: State, node: Node) -> bool:
+    """Whether some worker of the node has not said good-bye."""
+    workers = [state.workers[name] for name in node.workers]
+    return any(worker.ready and not worker.retired for worker in workers)
+
+
+def _overview_json(view: View, shown: Shown, jobs: list[Job], ended: list[Job]) -> dict[str, Any]:
+    leadership = view.leadership
+    return {
+        "store": view.url,
+        "ledger": view.state.ledger,
+        "page": view.state.seq,
+        **times(as_of=view.now_ms, page_at=view.page_at or None),
+        "unposted_facts": view.unposted_facts,
+        "leader": {
+            "writer": leadership.leader,
+            "epoch": leadership.epoch,
+            "alive": leadership.alive,
+            "silent_ms": leadership.silent_ms,
+        },
+        "counts": _counts(view),
+        "nodes": _node_counts(view.state),
+        "jobs": [shown.json(job) for job in jobs],
+        "ended": [shown.json(job) for job in ended],
+        "refused": [{"id": job, "reason": reason} for job, reason in view.state.refused.items()],
+    }
+
+
+def _show_one(view: View, job_id: JobId, *, json: bool) -> None:
+    job = view.state.jobs.get(job_id)
+    if job is None:
+        _show_remembered(view, job_id, json=json)
+        return
+    shown = Shown(view)
+    if json:
+        print_json(shown.whole_json(job))
+        return
+    for name, value in shown.lines(job):
+        print(f"{name + ':':<15}{printable(value)}")
+    if job.attempts:
+        print()
+        print_table(ATTEMPT_HEADER, [shown.attempt_row(attempt) for attempt in job.attempts])
+
+
+def _show_remembered(view: View, job_id: JobId, *, json: bool) -> None:
+    """A job of which the projection keeps only how it ended."""
+    refused = view.state.refused.get(job_id)
+    if job_id not in view.state.archive:
+        raise RequestError(f"the submit of {job_id} was refused: {refused}")
+    remembered = archived_json(view, job_id)
+    if json:
+        print_json(remembered)
+        return
+    for name, value in remembered.items():
+        print(f"{name + ':':<15}{'-' if value is None else value}")

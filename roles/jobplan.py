@@ -1,0 +1,93 @@
+"""What a job is started with: its command, directory and environment.
+
+Owns the variables that gpuq gives to a job, and which of the worker's own variables it may
+see: a short list in which no credential has a place. What the user set for the job comes
+on top, and above that only what decides which GPUs it has and where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ledger.events import RunMessage
+from ledger.names import WORKER, WorkerName, token
+from roles.context import Context
+from roles.launcher import JobHandle, Plan, script_argv
+
+_SAFE = frozenset(
+    {"HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TERM",
+     "TMPDIR", "TZ", "USER"}
+)  # fmt: skip
+_SAFE_PREFIXES = ("LC_", "CUDA_", "NCCL_", "NVIDIA_")
+_SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
+
+_TOKEN_CHARACTERS = 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobBase:
+    """What all jobs of a worker are started with; ``env`` is what ``safe_env`` leaves."""
+
+    boot_id: str
+    env: Mapping[str, str]
+
+
+def safe_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a job may see of the worker's own environment."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name in _SAFE or name.startswith(_SAFE_PREFIXES)) and not name.endswith(_SECRET_ENDINGS)
+    }
+
+
+def plan_of(
+    context: Context,
+    message: RunMessage,
+    handle: JobHandle,
+    script: bytes | None,
+    base: JobBase,
+    free_port: int,
+) -> Plan:
+    """The plan of an attempt whose claim is about to be put for the first time."""
+    spec, timings = message.job, context.timings
+    boot_ms = context.clock.boot_ms()
+    env = {"MASTER_PORT": str(free_port), **_environment(message, handle, base)}
+    return Plan(
+        job=spec.id,
+        attempt=message.attempt,
+        token=token(context.rng, _TOKEN_CHARACTERS),
+        argv=spec.argv if script is None else script_argv(handle.script_path, script, spec.argv),
+        cwd=spec.cwd or env.get("HOME", "/"),
+        env=env,
+        time_limit_ms=spec.time_limit_ms or None,
+        grace_ms=spec.grace_ms or timings.grace_ms,
+        boot_id=base.boot_id,
+        claim_boot_ms=boot_ms,
+        start_within_ms=timings.start_within_ms,
+        exclusive_ms=timings.exclusive_ms if spec.exclusive else None,
+        epoch_offset_ms=context.store.clock_ms() - boot_ms,
+    )
+
+
+def _environment(message: RunMessage, handle: JobHandle, base: JobBase) -> dict[str, str]:
+    """``GPUQ_TOKEN`` and ``GPUQ_CANCEL`` are added by the runner."""
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **base.env,
+        **message.job.env,
+        "CUDA_VISIBLE_DEVICES": visible_devices(message.slots),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "GPUQ_JOB_ID": message.job.id,
+        "GPUQ_ATTEMPT": str(message.attempt),
+        "GPUQ_REPORT": str(handle.report_path),
+    }
+
+
+def visible_devices(slots: tuple[WorkerName, ...]) -> str:
+    """The GPU indices of the slots, as CUDA reads them; empty for CPU slots."""
+    parsed = [WORKER.fullmatch(slot) for slot in slots]
+    return ",".join(
+        str(index) for index in sorted(int(m[3]) for m in parsed if m is not None and m[2] == "gpu")
+    )

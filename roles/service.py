@@ -1,0 +1,353 @@
+"""One incarnation of a worker at work: from what it inherits to its last report.
+
+Owns the slot's attempts between mailbox and facts; ``roles.worker`` states the order of
+effects. What is local (noticing ends, stopping, reporting into the spool) goes on while the
+bucket is away; requests are made in rounds that end at the first failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from msgspec.structs import replace
+
+from ledger import events as e
+from ledger.errors import RequestError
+from ledger.events import AttemptRef
+from ledger.keys import attempt_name
+from ledger.names import NodeName, WorkerName
+from ledger.spool import SpoolStorage
+from ledger.writer import FactWriter
+from roles.adoption import SUPERSEDED, Inheritance
+from roles.claiming import Claiming, Owner, prepare_claim
+from roles.context import Context
+from roles.gate import Gate
+from roles.jobplan import JobBase
+from roles.launcher import Launcher
+from roles.logship import LogShipper
+from roles.mailbox import Mailbox, Unreadable
+from roles.processes import Identity
+from roles.reports import Reports
+from roles.status import WorkerStatus
+from roles.watching import WatchedAttempt, lost
+from roles.workspace import LogNote, Notes, Workspace
+
+log = structlog.get_logger()
+
+FORMER_END = -1
+"""Number of an end's fact that a former incarnation reported (and that was drained)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Who a worker is, and what its jobs are started with."""
+
+    worker: WorkerName
+    node: NodeName
+    pool: str
+    slot: e.Slot
+    job_base: JobBase
+    process: Identity | None = None
+    """Of the worker itself, for its supervisor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerParts:
+    """All by which a worker acts on its machine."""
+
+    launcher: Launcher
+    spools: SpoolStorage
+    workspace: Workspace
+    utilisation_percent: Callable[[], int | None] = lambda: None
+    """A reading of the slot's GPU, taken while none of our jobs runs there."""
+
+
+class Service:
+    """Begins with ``inherit``. ``writer`` has reported nothing yet."""
+
+    def __init__(
+        self,
+        context: Context,
+        options: WorkerOptions,
+        parts: WorkerParts,
+        writer: FactWriter,
+        notes: Notes,
+    ) -> None:
+        self._context = context
+        self._options = options
+        self._parts = parts
+        self._writer = writer
+        self._notes = notes
+        self._mailbox = Mailbox(context, options.worker, notes.cursor)
+        self._reports = Reports(
+            context, writer, self._mailbox, parts.workspace, notes, options.worker
+        )
+        self._gate = Gate(context)
+        self._watched: dict[AttemptRef, WatchedAttempt] = {}
+        self._claiming: Claiming | None = None
+        self._stopped_ahead: dict[AttemptRef, str] = {}
+        """Orders to stop what has not been started here (yet)."""
+        self._status = WorkerStatus()
+        self._refusal = ""
+        self._retiring = ""
+        self._retired = False
+        self._gives_up_ms: int | None = None
+
+    # -- the beginning
+
+    def inherit(self, inheritance: Inheritance) -> None:
+        """Report readiness, and what became of the former incarnations' attempts.
+
+        Durable on return, and no request. Raises RequestError where the disk is full.
+        """
+        for ref in inheritance.watch:
+            attempt = self._watch(ref)
+            if self._reports.knows_end(ref):
+                attempt.look()
+                attempt.end_fact = FORMER_END
+        running = tuple(a.ref for a in self._watched.values() if not a.is_reported)
+        options = self._options
+        self._reports.ready(options.node, options.pool, options.slot, running)
+        for stop in inheritance.stops:
+            self._stop(self._watched[stop.ref], stop.reason)
+        for ref in inheritance.unannounced:
+            self._reports.started(ref, self._watched[ref].claimed_at)
+        for loss in inheritance.losses:
+            reason = "its worker's machine knows nothing of it"
+            self._reports.ended(lost(self._context, loss.ref, reason, ran=loss.ran))
+        self._parts.workspace.write_notes(self._notes)
+        for ref in inheritance.litter:
+            self._parts.launcher.attempt(ref.job, ref.attempt).discard()
+        log.info("ready", worker=self._options.worker, adopted=len(self._watched))
+
+    # -- the loop
+
+    def step(self) -> int | None:
+        """One round of all there is to do; how long to wait (ms), or None at the end."""
+        for attempt in self._watched.values():
+            attempt.look()
+        went_through = self._gate.attempt(self._round)
+        self._refusal = str(self._gate.refusal or "")
+        if not went_through:
+            self._report_ends_without_bucket()
+        self._discard_what_is_done()
+        self._say_status()
+        return None if self._is_over() else self._wait_ms()
+
+    def hurry(self) -> None:
+        """Somebody says that there is a message."""
+        self._mailbox.hurry()
+
+    def retire(self, reason: str) -> None:
+        """Start nothing more; ``step`` returns None when what runs has ended."""
+        self._retiring = self._retiring or reason
+
+    def stop_jobs(self, reason: str) -> None:
+        """Stop what runs, each with its own grace."""
+        for attempt in self._watched.values():
+            self._stop(attempt, reason)
+
+    def close(self) -> None:
+        """Leave what is pending to the next incarnation."""
+        self._writer.close()
+
+    def _round(self) -> None:
+        self._writer.flush()
+        for attempt in self._ended(reported=False):
+            attempt.ship_end_of_log()  # where this fails, the end is reported all the same
+            self._report_end(attempt)
+        self._report_retirement()
+        self._writer.flush()
+        if self._context.clock.boot_ms() >= self._mailbox.due_ms():
+            self._look_into_mailbox()
+        self._handle_stops()
+        while self._handle_first():
+            pass
+        self._writer.flush()
+        for attempt in self._watched.values():
+            if attempt.runs:
+                attempt.shipper.ship_due()
+        for attempt in self._ended(reported=True):
+            if not attempt.log_is_up:
+                attempt.ship_end_of_log()
+
+    def _report_ends_without_bucket(self) -> None:
+        """An outage delays what is told of an end, never the end that is told."""
+        try:
+            self._handle_stops()
+            for attempt in self._ended(reported=False):
+                self._report_end(attempt)
+            self._report_retirement()
+        except RequestError as error:
+            self._refusal = str(error)
+
+    def _wait_ms(self) -> int:
+        due_ms = self._mailbox.due_ms() - self._context.clock.boot_ms()
+        wait_ms = self._gate.closed_for_ms or due_ms
+        if self._watched:
+            wait_ms = min(wait_ms, self._context.timings.worker_tick_ms)
+        return max(1, wait_ms)
+
+    def _is_over(self) -> bool:
+        """Retired, and all is told; what cannot be told is left to the next incarnation."""
+        if not self._retired or any(attempt.runs for attempt in self._watched.values()):
+            return False
+        if self._claiming is None and not self._watched and not self._writer.pending:
+            return True
+        now_ms = self._context.clock.boot_ms()
+        if self._gives_up_ms is None:
+            self._gives_up_ms = now_ms + self._context.timings.grace_ms
+        return now_ms >= self._gives_up_ms
+
+    # -- messages
+
+    def _look_into_mailbox(self) -> None:
+        self._mailbox.look(followed=self._parts.workspace.is_followed())
+        for attempt in self._watched.values():
+            if attempt.runs and attempt.is_exclusive:
+                # A full disk ends an exclusive job: nobody can say that the bucket is there.
+                with contextlib.suppress(OSError):
+                    attempt.handle.note_bucket_seen(self._context.clock.boot_ms())
+
+    def _handle_stops(self) -> None:
+        while (message := self._mailbox.first_stop()) is not None:
+            attempt = self._watched.get(AttemptRef(message.job, message.attempt))
+            if attempt is not None and attempt.runs:
+                self._stop(attempt, message.reason, message.grace_ms)
+                self._mailbox.stop_handled()  # the report of its end will tell so
+            elif self._mailbox.holds(message.job, message.attempt):
+                self._stopped_ahead[AttemptRef(message.job, message.attempt)] = message.reason
+                self._mailbox.stop_handled()
+            else:
+                self._mailbox.stop_handled()
+                self._reports.skipped()
+
+    def _stop(self, attempt: WatchedAttempt, reason: str, grace_ms: int = 0) -> None:
+        """``grace_ms`` 0: the job's own. What no longer counts must write nothing more."""
+        if attempt.runs:
+            attempt.handle.stop(reason, 0 if reason == SUPERSEDED else grace_ms or attempt.grace_ms)
+
+    def _handle_first(self) -> bool:
+        """Deal with the message whose turn it is; False where there is none, or not yet."""
+        message = self._mailbox.first()
+        if message is None or isinstance(message, Unreadable):
+            return False
+        ref = AttemptRef(message.job.id, message.attempt)
+        if ref in self._watched or self._reports.knows_end(ref):
+            self._mailbox.handled()
+            self._reports.skipped()
+            return True
+        if self._claiming is None:
+            if self._retiring or self._is_occupied():
+                return False
+            self._claiming = prepare_claim(
+                self._context,
+                message,
+                self._parts.launcher.attempt(ref.job, ref.attempt),
+                self._options.job_base,
+                self._parts.workspace.free_port(),
+            )
+        owner = self._claiming.settle(self._writer.writer)
+        claiming, self._claiming = self._claiming, None
+        self._mailbox.handled()
+        self._act(ref, claiming, owner)
+        return True
+
+    def _act(self, ref: AttemptRef, claiming: Claiming, owner: Owner) -> None:
+        """The claim is settled, and only now is anything done."""
+        stopped = self._stopped_ahead.pop(ref, "")
+        if owner == "revoked":
+            claiming.handle.discard()
+            self._reports.skipped()
+            return
+        attempt = self._watch(ref)
+        if owner == "former":
+            attempt.lose("a former incarnation claimed it", ran=not claiming.never_ran)
+        elif claiming.is_late:
+            attempt.lose("too much time passed until its claim was settled", ran=False)
+        elif stopped or self._retiring:
+            attempt.lose(stopped or self._retiring, ran=False)
+        elif claiming.unfit:
+            attempt.fail(claiming.unfit)
+        else:
+            runner = claiming.handle.launch()
+            self._reports.started(ref, self._context.store.clock_ms(), runner.pid)
+            return
+        self._report_end(attempt)
+
+    # -- attempts
+
+    def _watch(self, ref: AttemptRef) -> WatchedAttempt:
+        handle = self._parts.launcher.attempt(ref.job, ref.attempt)
+        name = attempt_name(ref.job, ref.attempt)
+        note = self._notes.logs.get(name, LogNote())
+
+        def keep(note: LogNote) -> None:
+            self._notes.logs[name] = note
+            self._parts.workspace.write_notes(self._notes)
+
+        shipper = LogShipper(self._context, ref, handle, note, keep)
+        self._watched[ref] = WatchedAttempt(self._context, ref, handle, shipper)
+        return self._watched[ref]
+
+    def _ended(self, *, reported: bool) -> list[WatchedAttempt]:
+        return [a for a in self._watched.values() if not a.runs and a.is_reported == reported]
+
+    def _discard_what_is_done(self) -> None:
+        """Nothing is needed any more of what the bucket knows whole."""
+        acknowledged = self._reports.acknowledged
+        for attempt in self._ended(reported=True):
+            if (
+                attempt.log_is_up
+                and attempt.end_fact is not None
+                and attempt.end_fact <= acknowledged
+                and not self._left_of(attempt)
+            ):
+                attempt.handle.discard()
+                self._notes.logs.pop(attempt.name, None)
+                del self._watched[attempt.ref]
+
+    def _left_of(self, attempt: WatchedAttempt) -> list[Identity]:
+        return [p for p in attempt.unkillable if self._parts.workspace.is_alive(p)]
+
+    def _is_occupied(self) -> bool:
+        return any(a.runs or self._left_of(a) for a in self._watched.values())
+
+    # -- what it says
+
+    def _report_end(self, attempt: WatchedAttempt) -> None:
+        end = attempt.end
+        assert end is not None
+        if isinstance(end, e.AttemptFinished):
+            end = replace(end, utilisation_percent=self._parts.utilisation_percent())
+        attempt.end_fact = self._reports.ended(end)
+
+    def _report_retirement(self) -> None:
+        if self._retiring and not self._retired:
+            self._reports.retired(self._retiring)
+            self._retired = True
+
+    def _problem(self) -> str:
+        """Why the slot must take no work."""
+        left = [p.pid for a in self._watched.values() for p in self._left_of(a)]
+        if left:
+            return f"processes of an ended job cannot be killed: {left}"
+        first = self._mailbox.first()
+        return first.reason if isinstance(first, Unreadable) else self._refusal
+
+    def _say_status(self) -> None:
+        status = WorkerStatus(
+            process=self._options.process,
+            writer=self._writer.writer,
+            running=tuple(a.name for a in self._watched.values() if a.runs),
+            problem=self._problem(),
+            newest_key=self._writer.newest_key,
+            pending_facts=self._writer.pending,
+            cursor=self._mailbox.cursor,
+        )
+        if status != self._status:
+            self._parts.workspace.write_status(status)
+            self._status = status

@@ -1,0 +1,151 @@
+"""One attempt on a worker's slot, from its launch or adoption until nothing of it is left.
+
+Owns what an end means for the ledger: which fact it becomes, whether the log goes out
+whole (with its ``rc``) or as the rest of its pieces (the rc is not known), and when the
+attempt's folder may go.
+"""
+
+from __future__ import annotations
+
+from ledger.events import AttemptFinished, AttemptLost, AttemptRef
+from ledger.keys import attempt_name
+from ledger.names import WorkerName
+from roles.context import Context
+from roles.launcher import JobHandle, RunResult
+from roles.logship import LogShipper
+from roles.processes import Identity
+
+NOT_FOUND_RC = 127
+_KILLED_RC = 137
+
+End = AttemptFinished | AttemptLost
+"""Worker and cursor are filled in when it is reported."""
+
+
+class WatchedAttempt:
+    """An attempt that this worker launched or adopted."""
+
+    def __init__(
+        self, context: Context, ref: AttemptRef, handle: JobHandle, shipper: LogShipper
+    ) -> None:
+        self.ref = ref
+        self.name = attempt_name(ref.job, ref.attempt)
+        self.handle = handle
+        self.shipper = shipper
+        self.end: End | None = None
+        """None while it runs."""
+        self.unkillable: tuple[Identity, ...] = ()
+        """What was left of it, even after KILL."""
+        self.log_is_up = False
+        self.end_fact: int | None = None
+        """The number under which the end was reported; -1: by a former incarnation."""
+        self._context = context
+        plan = handle.plan()
+        self.grace_ms = plan.grace_ms if plan is not None else context.timings.grace_ms
+        self.is_exclusive = plan is not None and plan.exclusive_ms is not None
+        self.claimed_at = (
+            plan.claim_boot_ms + plan.epoch_offset_ms if plan else context.store.clock_ms()
+        )
+        """On the store's clock; a moment before its start."""
+
+    @property
+    def runs(self) -> bool:
+        return self.end is None
+
+    @property
+    def is_reported(self) -> bool:
+        return self.end_fact is not None
+
+    def look(self) -> None:
+        """Notice its end. Local files only; blocks for seconds where it must kill."""
+        if self.end is None:
+            self._notice_end()
+
+    def fail(self, reason: str) -> None:
+        """It is over before it could be launched."""
+        now_ms = self._context.store.clock_ms()
+        self.end = AttemptFinished(
+            at=now_ms,
+            worker=WorkerName(""),
+            cursor=0,
+            job=self.ref.job,
+            attempt=self.ref.attempt,
+            outcome="failed_to_start",
+            rc=NOT_FOUND_RC,
+            started_at=now_ms,
+            ended_at=now_ms,
+            reason=reason,
+        )
+
+    def lose(self, reason: str, *, ran: bool) -> None:
+        """Nothing more is known of it, or it is certain that it never ran."""
+        self.end = lost(self._context, self.ref, reason, ran=ran)
+
+    def ship_end_of_log(self) -> None:
+        """Put what the bucket still lacks of the log. Raises TransientError: call again."""
+        if isinstance(self.end, AttemptFinished):
+            self.shipper.ship_whole(self.end.rc)
+        else:
+            self.shipper.ship_rest()
+        self.log_is_up = True
+
+    def _notice_end(self) -> None:
+        match self.handle.state():
+            case "running":
+                return
+            case "ended":
+                result = self.handle.result()
+                assert result is not None
+                self.unkillable = result.unkillable
+                self._end_with(result)
+            case "dead":
+                self.unkillable = tuple(sorted(self.handle.reap_dead().left))
+                self.lose("its runner died", ran=True)
+            case "prepared":
+                self.lose("its runner died before the job was executed", ran=False)
+            case "absent":
+                self.lose("its folder on this machine has vanished", ran=True)
+
+    def _end_with(self, result: RunResult) -> None:
+        if result.outcome == "not_started":
+            self.lose(result.reason, ran=False)
+            return
+        self.end = AttemptFinished(
+            at=result.ended_at_ms,
+            worker=WorkerName(""),
+            cursor=0,
+            job=self.ref.job,
+            attempt=self.ref.attempt,
+            outcome="oom" if result.oom else result.outcome,
+            rc=_KILLED_RC if result.rc is None else result.rc,
+            started_at=result.started_at_ms,
+            ended_at=result.ended_at_ms,
+            reason=_reason(result),
+            log_bytes=result.log_bytes,
+        )
+
+
+def lost(context: Context, ref: AttemptRef, reason: str, *, ran: bool) -> AttemptLost:
+    """The end of an attempt of which no more is known, or that certainly never ran."""
+    return AttemptLost(
+        at=context.store.clock_ms(),
+        worker=WorkerName(""),
+        cursor=0,
+        job=ref.job,
+        attempt=ref.attempt,
+        reason=reason,
+        ran=ran,
+    )
+
+
+def _reason(result: RunResult) -> str:
+    """One line: why it ended, and what a user should know beside its rc."""
+    parts = [
+        result.reason,
+        f"killed {result.left_behind} processes that it left behind" if result.left_behind else "",
+        f"{len(result.unkillable)} of its processes cannot be killed" if result.unkillable else "",
+        f"{result.log_lost_bytes} bytes of its log are lost ({result.log_problem})"
+        if result.log_lost_bytes
+        else "",
+    ]
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,56 @@
+"""The process of a worker on a real machine: its parts, and the signals it heeds.
+
+SIGTERM or SIGINT retires it (what runs ends and is reported, nothing new starts); the same
+signal again, or SIGUSR2, also stops what runs.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from ledger.spool import DirectorySpools
+from roles.context import Context
+from roles.launcher import LocalLauncher
+from roles.service import WorkerOptions, WorkerParts
+from roles.wake import WakeFifo, wake
+from roles.worker import Worker
+from roles.workspace import LocalWorkspace
+
+
+def serve(
+    context: Context,
+    options: WorkerOptions,
+    utilisation_percent: Callable[[], int | None] = lambda: None,
+) -> None:
+    """Be the worker of this slot until it has retired. To be called in the main thread.
+
+    Raises RequestError where the slot is taken or cannot be served, LedgerError.
+    """
+    folder = context.worker_dir(options.worker)
+    parts = WorkerParts(
+        launcher=LocalLauncher(folder / "jobs"),
+        spools=DirectorySpools(context.spools_dir),
+        workspace=LocalWorkspace(context, options.node, options.worker),
+        utilisation_percent=utilisation_percent,
+    )
+    worker = Worker(context, options, parts)
+    fifo = WakeFifo(folder / "wake")
+    heard: set[int] = set()
+
+    def heed(signum: int, _frame: FrameType | None) -> None:
+        name = signal.Signals(signum).name
+        if signum in heard or signum == signal.SIGUSR2:
+            worker.stop_jobs(f"its worker was told to stop ({name})")
+        else:
+            worker.retire(f"its worker was told to end ({name})")
+        heard.add(signum)
+        wake(folder / "wake")
+
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+        signal.signal(signum, heed)
+    try:
+        worker.run(fifo)
+    finally:
+        fifo.close()

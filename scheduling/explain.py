@@ -1,0 +1,93 @@
+"""Why a queued job waits, in one phrase, from the projection alone.
+
+Owns the words; the reasons are the scheduler's own (``scheduling.placement``): what no slot
+offers, what is taken, and whose turn it is. Pure, and never a promise of when.
+"""
+
+from __future__ import annotations
+
+from ledger.events import JobState
+from ledger.names import FlowId, JobId, WorkerName
+from ledger.projection import Projection
+from ledger.state import Job, Worker
+from scheduling.placement import Fleet, Shape, trouble
+from scheduling.queues import Waiting
+
+
+class Explainer:
+    """Reads one projection, which must not change meanwhile.
+
+    Making one is O(workers + waiting jobs * log n); ``why`` is O(workers of the pool).
+    """
+
+    def __init__(self, projection: Projection) -> None:
+        self._state = projection.state
+        self._fleet = Fleet(projection.state)
+        self._places = _places(projection)
+
+    def why(self, job: Job) -> str:
+        """Why a PENDING or HELD job waits; empty for any other."""
+        if job.state is JobState.HELD:
+            return job.reason or "held"
+        if job.state is not JobState.PENDING:
+            return ""
+        reason = self._waits_for(job)
+        return f"{reason} (again: {job.reason})" if job.reason else reason
+
+    def _waits_for(self, job: Job) -> str:
+        spec, shape = job.spec, Shape.of(job.spec)
+        if not self._fleet.serves(spec.pool, shape):
+            return self._unserved(job)
+        reservation = self._state.reservations.get(spec.pool)
+        if reservation is not None and reservation.job == job.id:
+            return f"slots of {reservation.node} are kept for it until {spec.slots} are free"
+        ahead = self._places.get(job.id, 0)
+        if ahead:
+            return f"{ahead} before it in {spec.organization}/{spec.workload_class}"
+        if self._fleet.find(spec.pool, shape, lambda bank: True) is not None:
+            return "next of its flow; starts when its flow's turn comes"
+        if spec.worker:
+            return self._pinned(self._state.workers[WorkerName(spec.worker)])
+        slots = "a slot" if spec.slots == 1 else f"{spec.slots} slots of one node"
+        return f"next of its flow; {slots} must become free"
+
+    def _unserved(self, job: Job) -> str:
+        """What no serving slot offers now."""
+        spec = job.spec
+        if spec.worker:
+            worker = self._state.workers.get(WorkerName(spec.worker))
+            if worker is None:
+                return f"{spec.worker} never reported"
+            problem = trouble(self._state, worker)
+            if not problem and worker.pool != spec.pool:
+                problem = f"{spec.worker} serves pool {worker.pool or 'none'}, not {spec.pool}"
+            return problem or f"{spec.worker} and its node lack the slots that it needs"
+        workers = [w for w in self._state.workers.values() if w.pool == spec.pool]
+        serving = [w for w in workers if not trouble(self._state, w)]
+        if serving:
+            return f"no serving slots of pool {spec.pool} are what it needs"
+        if workers:
+            return f"nothing serves pool {spec.pool}: {trouble(self._state, workers[0])}"
+        return f"no worker serves pool {spec.pool}"
+
+    def _pinned(self, worker: Worker) -> str:
+        if worker.occupant is None:
+            return f"{worker.name} is about to be free"
+        return f"{worker.name} runs {worker.occupant.job}"
+
+
+def _places(projection: Projection) -> dict[JobId, int]:
+    """How many jobs of its flow go before each waiting job.
+
+    Jobs pinned to one worker go in order of their names among themselves; all others in
+    order of arrival.
+    """
+    queues: dict[tuple[FlowId, str], list[Waiting]] = {}
+    for job in projection.state.jobs.values():
+        if job.state is JobState.PENDING:
+            queues.setdefault((job.spec.flow, job.spec.worker), []).append(Waiting.of(job))
+    return {
+        waiting.job: place
+        for queue in queues.values()
+        for place, waiting in enumerate(sorted(queue))
+    }

@@ -1,0 +1,147 @@
+"""``gpuq status``: what is seen when, and that no name breaks it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cli.conftest import Gpuq
+from tests.cli.fleet import Fleet
+
+ODD_NAMES = ["[/x]", "[red]", "🚀", "n" * 300, "a\nb", "\x1b[31m", "-", " ", "{}", "%s"]
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    """The rows of all tables, by their first word."""
+    return {line.split()[0]: line.split() for line in out.splitlines() if line}
+
+
+def test_a_job_is_seen_at_once_also_without_a_leader(gpuq: Gpuq, script: str) -> None:
+    (job,) = gpuq("submit", "-q", script).ids
+    out = gpuq("status").out
+    assert out.splitlines()[0].startswith("0 running, 1 waiting, 0 nodes up, 1 report not yet")
+    assert "no leader: start one with 'gpuq up'" in out.splitlines()[0]
+    assert rows(out)[job][-3:] == ["not", "yet", "posted"]
+
+
+def test_bare_gpuq_is_status(gpuq: Gpuq, script: str) -> None:
+    (job,) = gpuq("submit", "-q", script).ids
+    assert job in rows(gpuq().out)
+
+
+def test_what_runs_is_first_with_its_worker_and_what_waits_has_a_reason(
+    gpuq: Gpuq, fleet: Fleet
+) -> None:
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    first = gpuq("submit", "-q", "-t", "2h", "--", "a").ids[0]
+    fleet.post()
+    fleet.start(first)
+    fleet.post()
+    second = gpuq("submit", "-q", "--", "b").ids[0]
+    third = gpuq("submit", "-q", "--", "c").ids[0]
+    pinned = gpuq("submit", "-q", "--worker", "n9-gpu0", "--", "d").ids[0]
+    held = gpuq("submit", "-q", "--hold", "--", "e").ids[0]
+    elsewhere = gpuq("submit", "-q", "-p", "moon", "--", "f").ids[0]
+    fleet.post()
+    out = gpuq("status").out
+    assert re.match(r"1 running, 4 waiting, 1 held, 1 node up; as of .*; leader fleet", out)
+    table = rows(out)
+    assert list(table)[2:] == [first, second, third, pinned, elsewhere, held]
+    assert table[first][5] == "RUNNING"
+    assert table[first][6].endswith("/2h00m")
+    assert table[first][7] == "n1-cpu0"
+    assert " ".join(table[second][7:]) == "next of its flow; a slot must become free"
+    assert " ".join(table[third][7:]).startswith("1 before it in ")
+    assert " ".join(table[pinned][7:]) == "n9-gpu0 never reported"
+    assert " ".join(table[elsewhere][7:]) == "no worker serves pool moon"
+    assert " ".join(table[held][7:]) == "held at submit"
+
+
+def test_it_ends_with_the_last_twenty_that_ended(gpuq: Gpuq, fleet: Fleet) -> None:
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    jobs = []
+    for rc in range(22):
+        jobs.append(gpuq("submit", "-q", "--", "a").ids[0])
+        fleet.post()
+        fleet.start(jobs[-1])
+        fleet.finish(jobs[-1], rc)
+        fleet.post()
+    result = gpuq("status")
+    listed = result.out.partition("ended last:\n")[2].splitlines()[1:]
+    assert [line.split()[0] for line in listed] == jobs[:1:-1]
+    assert listed[0].split()[3:6] == ["FAILED", "21", "1.5s"]
+    newest = gpuq("status", "--json").json["ended"][0]
+    assert (newest["state"], newest["rc"]) == ("FAILED", 21)
+
+
+def test_json_has_utc_times_and_milliseconds(gpuq: Gpuq, fleet: Fleet) -> None:
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    (job,) = gpuq("submit", "-q", "--", "a").ids
+    fleet.post()
+    fleet.start(job)
+    fleet.post()
+    overview = gpuq("status", "--json").json
+    assert overview["counts"] == {"running": 1, "waiting": 0, "held": 0}
+    assert overview["nodes"] == {"up": 1, "draining": 0, "silent": 0}
+    assert overview["leader"]["alive"] is True
+    (shown,) = overview["jobs"]
+    assert shown["workers"] == ["n1-cpu0"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", shown["started_at"])
+    assert isinstance(shown["started_at_ms"], int)
+    assert shown["ended_at"] is None
+
+
+def test_one_job_is_shown_whole_with_its_attempts(gpuq: Gpuq, fleet: Fleet) -> None:
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    (job,) = gpuq("submit", "-q", "--name", "train", "--env", "A=1", "--", "x", "--lr").ids
+    fleet.post()
+    fleet.start(job)
+    fleet.finish(job, 3)
+    fleet.post()
+    out = gpuq("status", job).out
+    assert "command:       x --lr\n" in out
+    assert "variables:     A=1\n" in out
+    assert rows(out)["1"][:4] == ["1", "n1-cpu0", "exited", "3"]
+    whole = gpuq("status", "--json", job).json
+    assert whole["attempts"][0]["rc"] == 3
+    assert whole["command"] == ["x", "--lr"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_no_name_breaks_a_table(gpuq: Gpuq, fleet: Fleet, name: str) -> None:
+    (job,) = gpuq("submit", "-q", "--name", name, "--", "true").ids
+    fleet.post()
+    result = gpuq("status")
+    lines = result.out.splitlines()
+    assert (result.rc, len(lines)) == (0, 4)
+    assert lines[3].startswith(job)
+    assert "\x1b" not in result.out
+    assert gpuq("status", job).rc == 0
+    assert gpuq("status", "--json").json["jobs"][0]["name"] == name
+
+
+def test_a_leader_that_was_silent_for_two_leases_is_called_gone(
+    gpuq: Gpuq, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.post()
+    assert "leader fleet (epoch 1)" in gpuq("status").out
+    monkeypatch.setenv("GPUQ_TIME_SCALE", "1000")  # two leases are 60 ms
+    result = gpuq("status")
+    while "no leader for" not in result.out:
+        result = gpuq("status")
+    assert "start one with 'gpuq up'" in result.out
+
+
+def test_a_rejected_job_says_why(gpuq: Gpuq, fleet: Fleet) -> None:
+    (job,) = gpuq("submit", "-q", "-G", "9", "--", "true").ids
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    shown = gpuq("status", "--json", job).json
+    assert shown["state"] == "REJECTED"
+    assert "at most 1" in shown["why"]
+    assert rows(gpuq("status").out)[job][3] == "REJECTED"

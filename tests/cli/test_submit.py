@@ -1,0 +1,246 @@
+"""``gpuq submit``: what is taken, what is refused with which mend, what is written when."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ledger.keys import BLOBS, FACTS
+from ledger.names import JobId
+from tests.cli.conftest import Gpuq
+from tests.cli.fleet import Fleet
+
+
+def facts_in(home: Path) -> list[str]:
+    """Kinds of the facts in the default folder."""
+    folder = home / ".local" / "share" / "gpuq" / "ledger" / FACTS
+    return sorted(path.name.rpartition(".")[2] for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def test_a_script_becomes_a_job_named_after_its_file(
+    gpuq: Gpuq, fleet: Fleet, script: str, home: Path, here: Path
+) -> None:
+    result = gpuq("submit", script)
+    job = result.out.split()[1]
+    assert result.out == f"submitted {job} hello.sh\n"
+    fleet.post()
+    spec = fleet.state.jobs[JobId(job)].spec
+    assert (spec.name, spec.cwd, spec.env, spec.slots) == ("hello.sh", str(here), {}, 1)
+    assert fleet.store.get(f"{BLOBS}{spec.script}") == (here / script).read_bytes()
+
+
+def test_several_scripts_become_several_jobs(gpuq: Gpuq, here: Path, home: Path) -> None:
+    for name in ("a.sh", "b.sh", "c.sh"):
+        (here / name).write_text(f"echo {name}\n")
+    result = gpuq("submit", "-q", "a.sh", "b.sh", "c.sh")
+    assert len(set(result.ids)) == 3
+    assert facts_in(home) == ["submit"] * 3
+
+
+def test_everything_behind_the_dashes_is_the_command(gpuq: Gpuq, fleet: Fleet) -> None:
+    command = ("python3", "train.py", "--lr", "1e-3", "--", "--store", "-q")
+    (job,) = gpuq("submit", "-q", "--name", "train", "--", *command).ids
+    fleet.post()
+    spec = fleet.state.jobs[JobId(job)].spec
+    assert (spec.name, spec.argv, spec.script) == ("train", command, "")
+
+
+def test_a_command_is_named_after_its_program(gpuq: Gpuq) -> None:
+    assert gpuq("submit", "--", "/usr/bin/env", "true").out.split()[2] == "env"
+
+
+def test_what_stands_behind_one_script_and_the_dashes_are_its_arguments(
+    gpuq: Gpuq, fleet: Fleet, script: str
+) -> None:
+    (job,) = gpuq("submit", "-q", script, "--", "--lr", "1").ids
+    fleet.post()
+    spec = fleet.state.jobs[JobId(job)].spec
+    assert (bool(spec.script), spec.argv) == (True, ("--lr", "1"))
+
+
+def test_flags_arrive_in_the_ledger(gpuq: Gpuq, fleet: Fleet, script: str, here: Path) -> None:
+    result = gpuq(
+        "submit", "-q", script, "-J", "n", "-p", "h100", "--org", "astro", "--class", "interactive",
+        "-G", "H100:2", "--gpu-mem", "40G", "-t", "1h30m", "--estimate", "10", "--grace", "5s",
+        "--env", "A=1", "--chdir", "sub", "--hold", "--idempotent", "--exclusive",
+        "--worker", "n1-gpu0",
+    )  # fmt: skip
+    assert result.err.splitlines()[0] == "time limit 1 h 30 min"
+    fleet.post()
+    spec = fleet.state.jobs[JobId(result.ids[0])].spec
+    assert (spec.name, spec.flow) == ("n", "astro/interactive/h100")
+    assert (spec.slots, spec.gpu_type, spec.gpu_memory_bytes) == (2, "h100", 40_000_000_000)
+    assert (spec.time_limit_ms, spec.estimate_ms, spec.grace_ms) == (5_400_000, 600_000, 5_000)
+    assert (spec.env, spec.cwd) == ({"A": "1"}, str(here / "sub"))
+    assert (spec.held, spec.idempotent, spec.exclusive) == (True, True, True)
+    assert spec.worker == "n1-gpu0"
+
+
+def test_the_environment_does_not_travel(
+    gpuq: Gpuq, fleet: Fleet, script: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SECRET_OF_MINE", "hunter2hunter2")
+    gpuq("submit", script)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if b"hunter2hunter2" in path.read_bytes()] == []
+
+
+def test_the_same_key_is_the_same_job(gpuq: Gpuq, fleet: Fleet, script: str, home: Path) -> None:
+    first = gpuq("submit", "--key", "sweep-1", script)
+    again = gpuq("submit", "--key", "sweep-1", script)
+    assert first.out.split()[:2] == ["submitted", again.out.split()[2]]
+    assert again.out.startswith("already submitted ")
+    fleet.post()
+    after = gpuq("submit", "-q", "--key", "sweep-1", script)
+    assert after.ids == [first.out.split()[1]]
+    assert facts_in(home) == ["submit"]
+
+
+def test_the_same_key_for_another_body_is_refused(gpuq: Gpuq, script: str, home: Path) -> None:
+    gpuq("submit", "--key", "k", script)
+    result = gpuq("submit", "--key", "k", "-G", "2", script)
+    assert (result.rc, result.out) == (64, "")
+    assert "differs in slots: use another key" in result.err
+    assert facts_in(home) == ["submit"]
+
+
+def test_one_key_for_several_scripts_is_refused(gpuq: Gpuq, script: str, home: Path) -> None:
+    result = gpuq("submit", "--key", "k", script, script)
+    assert (result.rc, facts_in(home)) == (64, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b" \n\t\n", "is empty"),
+        (b"echo a\r\necho b\r\n", "end in CR LF: save it with Unix line ends"),
+        (b"\xef\xbb\xbf#!/bin/sh\n", "byte order mark: save it as UTF-8 without BOM"),
+        (b"\xff\xfee\0c\0h\0o\0", "byte order mark"),
+        (b"\x7fELF\0\0\0", "is a binary: put -- before it"),
+        (b"#" * (4 * 1024 * 1024 + 1), "larger than 4 MiB"),
+    ],
+)
+def test_a_script_that_no_shell_would_run_is_refused(
+    gpuq: Gpuq, here: Path, home: Path, content: bytes, says: str
+) -> None:
+    (here / "bad.sh").write_bytes(content)
+    result = gpuq("submit", "bad.sh")
+    assert (result.rc, result.out, result.err.count("\n")) == (64, "", 1)
+    assert says in result.err
+    assert facts_in(home) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["nofile.sh"], "no script nofile.sh: correct the name, or put -- before a command"),
+        (["."], "is a folder"),
+        ([], "nothing to submit: name a script, or put -- before a command"),
+        (["python3", "x.py", "--lr", "1"], "put -- before a command"),
+        (["-t", "soon", "--", "true"], "'soon' is not a time: say minutes"),
+        (["-G", "0", "--", "true"], "a job takes 1 to 1024 slots"),
+        (["--gpu-mem", "40", "--", "true"], "'40' is not a size"),
+        (["--worker", "x", "--", "true"], "'x' is not a worker: say NODE-gpuN"),
+        (["--org", "A B", "--", "true"], "organization 'A B' is not a name"),
+        (["--class", "h100", "--", "true"], "a resource pool is named by --pool"),
+        (["--env", "A", "--", "true"], "say --env NAME=VALUE"),
+        (["--key"], "requires an argument"),
+        (["--", "a" * 70_000], "shorten it"),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_mend_and_writes_nothing(
+    gpuq: Gpuq, home: Path, args: list[str], says: str
+) -> None:
+    result = gpuq("submit", *args)
+    assert (result.rc, result.out, result.err.count("\n")) == (64, "", 1)
+    assert says in result.err
+    assert result.err.startswith("gpuq: ")
+    assert facts_in(home) == []
+
+
+def test_a_class_that_is_a_pool_or_a_gpu_is_told_so(gpuq: Gpuq, fleet: Fleet) -> None:
+    fleet.ready("n1-gpu0", pool="big", gpu="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984)
+    fleet.post()
+    assert (
+        "'big' is a pool, no class: say --pool big"
+        in gpuq("submit", "--class", "big", "--", "true").err
+    )
+    assert (
+        "'h100' is a kind of GPU, no class: say --gpus h100:1"
+        in gpuq("submit", "--class", "h100", "--", "true").err
+    )
+
+
+def test_what_no_gpu_of_the_pool_has_is_refused_before_anything_is_written(
+    gpuq: Gpuq, fleet: Fleet, home: Path, script: str
+) -> None:
+    fleet.ready("n1-gpu0", gpu="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984)
+    fleet.post()
+    before = facts_in(home)
+    for wish in (["--gpu-mem", "200G"], ["-G", "a100:1"], ["-G", "2"]):
+        result = gpuq("submit", *wish, script)
+        assert (result.rc, result.out) == (64, "")
+    assert facts_in(home) == before
+    assert not (home / ".local/share/gpuq/ledger" / BLOBS).exists()
+    assert gpuq("submit", "--gpu-mem", "80G", "-G", "h100:1", script).rc == 0
+
+
+def test_a_pin_implies_the_workers_pool(gpuq: Gpuq, fleet: Fleet, script: str) -> None:
+    fleet.ready("n1-gpu0", pool="big")
+    fleet.post()
+    (job,) = gpuq("submit", "-q", "--worker", "n1-gpu0", script).ids
+    fleet.post()
+    assert fleet.state.jobs[JobId(job)].spec.pool == "big"
+
+
+def test_a_pool_that_nobody_serves_is_told_on_stderr(gpuq: Gpuq, fleet: Fleet, script: str) -> None:
+    fleet.ready("n1-gpu0", pool="big")
+    fleet.post()
+    result = gpuq("submit", script)
+    assert result.rc == 0
+    assert "no worker serves pool 'default' now; there is big" in result.err
+
+
+def test_a_dry_run_checks_and_writes_nothing(gpuq: Gpuq, script: str, home: Path) -> None:
+    result = gpuq("submit", "-n", "--explain", "--org", "astro", script)
+    assert result.out.startswith("checked ")
+    rows = [line.split() for line in result.err.splitlines()]
+    assert ["organization", "astro", "--org"] in rows
+    assert ["class", "batch", "default"] in rows
+    assert facts_in(home) == []
+    assert gpuq("status", "last").rc == 64
+
+
+def test_the_organization_is_flag_then_variable_then_user(
+    gpuq: Gpuq, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUQ_USER", "Jane.Doe@laptop")
+    first = gpuq("submit", "-q", "--", "true").ids[0]
+    monkeypatch.setenv("GPUQ_ORG", "bio")
+    second = gpuq("submit", "-q", "--", "true").ids[0]
+    third = gpuq("submit", "-q", "--org", "astro", "--", "true").ids[0]
+    fleet.post()
+    specs = [fleet.state.jobs[JobId(job)].spec for job in (first, second, third)]
+    assert [spec.organization for spec in specs] == ["jane-doe", "bio", "astro"]
+    assert {spec.user for spec in specs} == {"Jane.Doe@laptop"}
+
+
+def test_json_names_every_job(gpuq: Gpuq, script: str) -> None:
+    (job,) = gpuq("submit", "--json", "-t", "2d", script).json
+    assert job["outcome"] == "submitted"
+    assert (job["name"], job["class"], job["time_limit_ms"]) == ("hello.sh", "batch", 172_800_000)
+
+
+def test_a_name_that_is_not_utf8_is_refused(gpuq: Gpuq) -> None:
+    result = gpuq("submit", "--name", os.fsdecode(b"\xff"), "--", "true")
+    assert (result.rc, result.err.count("\n")) == (64, 1)
+    assert "name is not UTF-8" in result.err

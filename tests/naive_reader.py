@@ -1,0 +1,386 @@
+"""A second reader of the ledger, written from docs/LEDGER_FORMAT.md alone.
+
+An oracle: it shares no line with ``ledger.projection`` and knows nothing but JSON, hashes
+and that page. Rule numbers are those of its section "The fold". It is made to be obviously
+right, not fast. It leaves out who occupies which slot, and the archive that rests on it, so
+it is for journals of fewer than 1,250 ended jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from typing import Any
+
+SCALE = 1_000_000
+REQUEUES_MAX = 5
+ASSIGNED, REVOKING, STARTED, STOPPING, LOST, ENDED = range(6)
+QUEUED = ("PENDING", "HELD")
+OPEN = (*QUEUED, "ASSIGNED", "RUNNING", "STOPPING")
+OUTCOMES = {"timeout": "TIMEOUT", "oom": "OUT_OF_MEMORY", "exclusive": "NODE_FAIL"}
+
+Body = dict[str, Any]
+
+
+def zeros() -> defaultdict[str, int]:
+    return defaultdict(int)
+
+
+class NaiveReader:
+    """Feed it the bytes of page 0, 1, 2, ...; AssertionError where it must stop."""
+
+    def __init__(self, ledger: str) -> None:
+        self.ledger = ledger
+        self.seq, self.sha256, self.now = -1, "", 0
+        self.leader: tuple[int, str] = (0, "")
+        self.void_pages = 0
+        self.writers = zeros()
+        self.jobs: dict[str, Body] = {}
+        self.kept_cancels: dict[str, Body] = {}
+        self.workers: dict[str, Body] = {}
+        self.nodes: dict[str, Body] = {}
+        self.disciplines: dict[str, str] = {}
+        self.flows: dict[str, defaultdict[str, int]] = {}
+        self.pools: dict[str, defaultdict[str, int]] = {}
+
+    def read(self, body: bytes) -> None:
+        page = json.loads(body)
+        assert page["v"] == 1
+        assert (page["ledger"], page["seq"]) == (self.ledger, self.seq + 1)
+        assert page["prev_sha256"] == self.sha256
+        self.seq, self.sha256 = page["seq"], hashlib.sha256(body).hexdigest()
+        leader = (page["epoch"], page["leader"])
+        elected = any(decision["kind"] == "elect" for decision in page["decisions"])
+        if page["epoch"] != self.leader[0] + 1 if elected else leader != self.leader:
+            self.void_pages += 1
+            return
+        self.leader, self.now = leader, page["at"]
+        for posted in page["facts"]:
+            self.fact(posted["fact"])
+        for seen in page["seen"]:
+            self.seen(seen)
+        for decision in page["decisions"]:
+            getattr(self, "decided_" + decision["kind"])(decision)
+        assert page["fair"] == self.digest()
+
+    # --- moves of jobs
+
+    def queue(self, job: Body) -> None:
+        job["state"] = "PENDING"
+        self.join(job)
+
+    def leave_for(self, job: Body, state: str) -> None:
+        if job["state"] == "PENDING":
+            self.leave(job)
+        job["state"] = state
+
+    def end(self, job: Body, state: str) -> None:
+        if job["state"] in OPEN:
+            self.leave_for(job, state)
+
+    # --- moves of attempts
+
+    def find(self, event: Body) -> tuple[Body, Body] | tuple[None, None]:
+        job = self.jobs.get(event["job"])
+        number = event["attempt"]
+        if job is None or not 0 < number <= len(job["attempts"]):
+            return None, None
+        return job, job["attempts"][number - 1]
+
+    def occupancy(self, attempt: Body, until: int) -> int:
+        if attempt["started_at"] is None:
+            return 0
+        return attempt["slots"] * max(0, until - attempt["started_at"])
+
+    def may_run_again(self, job: Body, attempt: Body) -> bool:
+        return job["idempotent"] or not attempt["ran"]
+
+    def mark_started(self, job: Body, attempt: Body) -> None:
+        if attempt["phase"] in (ASSIGNED, REVOKING):
+            attempt["phase"] = STOPPING if attempt["stop"] else STARTED
+            if attempt is job["attempts"][-1] and job["state"] in OPEN:
+                job["state"] = "STOPPING" if attempt["stop"] else "RUNNING"
+
+    def give_up(self, job: Body, attempt: Body) -> None:
+        """What becomes of the job whose attempt was lost (rules 11 and 22)."""
+        if attempt is job["attempts"][-1]:
+            if job["cancel"]:
+                self.end(job, "CANCELLED")
+            elif not self.may_run_again(job, attempt):
+                self.end(job, "NODE_FAIL")
+
+    # --- facts
+
+    def fact(self, fact: Body) -> None:
+        self.writers[fact["writer"]] = max(self.writers[fact["writer"]], fact["n"] + 1)
+        kind = fact["kind"]
+        if kind == "submit":
+            self.submit(fact["job"])
+        elif kind == "cancel":
+            self.cancel(fact)
+        elif kind in ("hold", "release"):
+            job = self.jobs.get(fact["job"])
+            if job and kind == "hold" and job["state"] == "PENDING":
+                self.leave_for(job, "HELD")
+            elif job and kind == "release" and job["state"] == "HELD":
+                job["requeues"] = 0
+                self.queue(job)
+        elif kind == "policy":
+            pools = fact["policy"]["pools"]
+            self.disciplines = {name: pool["discipline"] for name, pool in pools.items()}
+        elif kind == "ready":
+            self.ready(fact)
+        elif kind not in ("drain", "undrain") and fact["worker"] in self.workers:
+            self.worker_fact(fact)
+
+    def submit(self, spec: Body) -> None:
+        if spec["id"] in self.jobs:
+            return
+        organization, pool = spec["organization"], spec["pool"]
+        job: Body = {
+            "flow": f"{organization}/{spec['workload_class']}/{pool}",
+            "pool": pool,
+            "idempotent": spec.get("idempotent", False),
+            "state": "HELD",
+            "cancel": False,
+            "requeues": 0,
+            "attempts": [],
+        }
+        self.jobs[spec["id"]] = job
+        if not spec.get("held", False):
+            self.queue(job)
+        if spec["id"] in self.kept_cancels:
+            self.cancel(self.kept_cancels.pop(spec["id"]))
+
+    def cancel(self, fact: Body) -> None:
+        job = self.jobs.get(fact["job"])
+        if job is None:
+            self.kept_cancels[fact["job"]] = fact
+            return
+        lost = bool(job["attempts"]) and job["attempts"][-1]["phase"] == LOST
+        provisional = job["state"] == "NODE_FAIL" and lost
+        if job["cancel"] or not (job["state"] in OPEN or provisional):
+            return
+        job["cancel"] = True
+        if provisional:
+            job["state"] = "RUNNING"
+        if provisional or job["state"] in QUEUED:
+            self.end(job, "CANCELLED")
+
+    def ready(self, fact: Body) -> None:
+        node = self.nodes.setdefault(fact["node"], {"machine": "", "liveness": "fresh"})
+        held = node["machine"] not in ("", fact["machine"]) and any(
+            worker["node"] == fact["node"] and not worker["retired"]
+            for worker in self.workers.values()
+        )
+        if held and node["liveness"] != "gone":
+            return
+        node.update(machine=fact["machine"], liveness="fresh")
+        worker = self.workers.setdefault(fact["worker"], {"cursor": 0, "next": 0})
+        worker.update(node=fact["node"], writer=fact["writer"], retired=False)
+        self.advance(worker, fact["cursor"])
+
+    def advance(self, worker: Body, cursor: int) -> None:
+        worker["cursor"] = max(worker["cursor"], cursor)
+        worker["next"] = max(worker["next"], cursor)
+
+    def worker_fact(self, fact: Body) -> None:
+        worker = self.workers[fact["worker"]]
+        if fact["kind"] == "retire":
+            worker["retired"] = worker["retired"] or fact["writer"] == worker["writer"]
+        elif fact["kind"] != "skip":
+            job, attempt = self.find(fact)
+            if job is not None and attempt is not None:
+                getattr(self, "fact_" + fact["kind"])(fact, job, attempt)
+        self.advance(worker, fact["cursor"])
+
+    def fact_start(self, fact: Body, job: Body, attempt: Body) -> None:
+        if attempt["started_at"] is None:
+            attempt["started_at"] = fact["at"]
+        self.mark_started(job, attempt)
+
+    def fact_finish(self, fact: Body, job: Body, attempt: Body) -> None:
+        if attempt["phase"] == ENDED and attempt["rc"] is not None:
+            return
+        attempt["rc"], attempt["started_at"] = fact["rc"], fact["started_at"]
+        self.settle(job, attempt, self.occupancy(attempt, fact["ended_at"]))
+        attempt["phase"] = ENDED
+        if attempt is not job["attempts"][-1]:
+            return
+        stopped = fact["outcome"] == "stopped"
+        goes_back = (stopped and attempt["stop"]) or (
+            fact["outcome"] == "exclusive" and self.may_run_again(job, attempt)
+        )
+        if goes_back and not job["cancel"] and job["state"] in OPEN:
+            return
+        if job["state"] == "NODE_FAIL":
+            job["state"] = "RUNNING"
+        if stopped and job["cancel"]:
+            state = "CANCELLED"
+        else:
+            state = OUTCOMES.get(fact["outcome"], "COMPLETED" if fact["rc"] == 0 else "FAILED")
+        self.end(job, state)
+
+    def fact_lost(self, fact: Body, job: Body, attempt: Body) -> None:
+        if attempt["phase"] == ENDED:
+            return
+        attempt["ran"] = fact.get("ran", True)
+        self.settle(job, attempt, self.occupancy(attempt, fact["at"]) if attempt["ran"] else 0)
+        attempt["phase"] = ENDED
+        self.give_up(job, attempt)
+        is_last = attempt is job["attempts"][-1]
+        may_go_back = self.may_run_again(job, attempt) and not job["cancel"]
+        if is_last and may_go_back and job["state"] == "NODE_FAIL":
+            job["state"] = "RUNNING"
+
+    # --- seen
+
+    def seen(self, seen: Body) -> None:
+        if seen["kind"] == "node":
+            node = self.nodes.setdefault(seen["node"], {"machine": ""})
+            node["liveness"] = seen["liveness"]
+        elif seen["kind"] == "refused":
+            self.writers[seen["writer"]] = max(self.writers[seen["writer"]], seen["n"] + 1)
+        elif seen["kind"] == "claim":
+            job, attempt = self.find(seen)
+            if job is None or attempt is None or attempt["phase"] > REVOKING:
+                return
+            if seen["owner"] == "start":
+                self.mark_started(job, attempt)
+                return
+            attempt["ran"] = False
+            self.settle(job, attempt, 0)
+            attempt["phase"] = ENDED
+
+    # --- decisions
+
+    def nothing(self, decision: Body) -> None:
+        """No job's state rests on it."""
+
+    decided_elect = decided_reserve = decided_unreserve = decided_block = decided_free = nothing
+
+    def decided_reject(self, decision: Body) -> None:
+        self.end(self.jobs[decision["job"]], "REJECTED")
+
+    def decided_assign(self, decision: Body) -> None:
+        job = self.jobs[decision["job"]]
+        self.dispatch(job, decision)
+        job["state"] = "ASSIGNED"
+        attempt: Body = {
+            "phase": ASSIGNED,
+            "slots": len(decision["slots"]),
+            "lead": decision["slots"][0],
+            "cost": decision["cost_ms"],
+            "weight": decision["weight"],
+            "started_at": None,
+            "rc": None,
+            "ran": True,
+            "stop": False,
+            "settled": False,
+        }
+        job["attempts"].append(attempt)
+        assert decision["attempt"] == len(job["attempts"])
+        self.message(decision["slots"][0], decision["message"])
+
+    def decided_stop(self, decision: Body) -> None:
+        job, attempt = self.found(decision)
+        attempt["stop"] = True
+        if attempt["phase"] == STARTED:
+            attempt["phase"] = STOPPING
+            if attempt is job["attempts"][-1] and job["state"] in OPEN:
+                job["state"] = "STOPPING"
+        self.message(decision["worker"], decision["message"])
+
+    def decided_revoke(self, decision: Body) -> None:
+        self.found(decision)[1]["phase"] = REVOKING
+
+    def decided_requeue(self, decision: Body) -> None:
+        job = self.jobs[decision["job"]]
+        job["requeues"] += 1
+        if job["cancel"]:
+            self.end(job, "CANCELLED")
+        elif job["requeues"] > REQUEUES_MAX:
+            job["state"] = "HELD"
+        else:
+            self.queue(job)
+
+    def decided_lost(self, decision: Body) -> None:
+        job, attempt = self.found(decision)
+        attempt["phase"] = LOST
+        self.settle(job, attempt, self.occupancy(attempt, self.now))
+        self.give_up(job, attempt)
+
+    def decided_found(self, decision: Body) -> None:
+        job, attempt = self.found(decision)
+        attempt["phase"] = STOPPING if attempt["stop"] else STARTED
+        self.leave_for(job, "STOPPING" if attempt["stop"] else "RUNNING")
+
+    def decided_overrun(self, decision: Body) -> None:
+        self.book(*self.found(decision), decision["cost_ms"])
+
+    def found(self, decision: Body) -> tuple[Body, Body]:
+        job, attempt = self.find(decision)
+        assert job is not None
+        assert attempt is not None
+        return job, attempt
+
+    def message(self, worker: str, n: int) -> None:
+        assert n == self.workers[worker]["next"]
+        self.workers[worker]["next"] = n + 1
+
+    # --- the fair state
+
+    def count(self, job: Body, *, waiting: int, running: int) -> None:
+        for part in (self.flows[job["flow"]], self.pools[job["pool"]]):
+            part["waiting"] += waiting
+            part["running"] += running
+        pool = self.pools[job["pool"]]
+        if pool["waiting"] == pool["running"] == 0:
+            finishes = [
+                f["F"] for name, f in self.flows.items() if name.endswith("/" + job["pool"])
+            ]
+            pool["V"] = max(pool["V"], *finishes)
+
+    def join(self, job: Body) -> None:
+        flow = self.flows.setdefault(job["flow"], zeros())
+        pool = self.pools.setdefault(job["pool"], zeros())
+        if flow["waiting"] == 0:
+            flow["since"] = pool["V"]
+        self.count(job, waiting=1, running=0)
+
+    def leave(self, job: Body) -> None:
+        self.count(job, waiting=-1, running=0)
+
+    def dispatch(self, job: Body, decision: Body) -> None:
+        pool = self.pools[job["pool"]]
+        self.flows[job["flow"]]["F"] = decision["finish_tag"]
+        if not decision.get("backfill", False):
+            wfq = self.disciplines.get(job["pool"], "wfq") == "wfq"
+            pool["V"] = max(pool["V"], decision["finish_tag" if wfq else "start_tag"])
+        self.count(job, waiting=-1, running=1)
+
+    def book(self, job: Body, attempt: Body, cost_ms: int) -> None:
+        numerator, denominator = attempt["weight"]
+        before, after = (
+            -(-cost * SCALE * denominator // numerator) for cost in (attempt["cost"], cost_ms)
+        )
+        attempt["cost"] = cost_ms
+        self.flows[job["flow"]]["F"] += after - before
+
+    def settle(self, job: Body, attempt: Body, cost_ms: int) -> None:
+        if not attempt["settled"]:
+            attempt["settled"] = True
+            self.book(job, attempt, cost_ms)
+            self.count(job, waiting=0, running=-1)
+
+    def digest(self) -> str:
+        texts = [
+            f"{name} {flow['F']} {flow['since']} {flow['waiting']} {flow['running']}"
+            for name, flow in self.flows.items()
+        ] + [
+            f"{name} {pool['V']} {pool['waiting']} {pool['running']}"
+            for name, pool in self.pools.items()
+        ]
+        hashes = (hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts)
+        return f"{sum(int.from_bytes(h, 'big') for h in hashes) % 2**128:032x}"

@@ -1,0 +1,1 @@
+"""The store contract, held against a folder, moto and real servers."""

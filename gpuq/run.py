@@ -111,18 +111,22 @@ def dispatcher(context: typer.Context, *, node: NodeOption = "") -> None:
     """Lead where nobody else does, without running any jobs."""
     from roles.dispatcher import Dispatcher
     from roles.locks import FileLock
+    from roles.processes import identity_of
+    from roles.status import WorkerStatus, write_status
     from roles.wake import LocalNeighbours
 
     client = connect(settings_of(context))
     _log_to_stderr()
     name = _node(client, node)
     role_context = _context(client)
-    lock = FileLock.try_take(role_context.node_dir(name) / "dispatcher.lock")
+    folder = role_context.node_dir(name)
+    lock = FileLock.take_soon(folder / "dispatcher.lock", role_context.clock)
     if lock is None:
         raise RequestError(
             f"a dispatcher of node {name} already runs on this machine: "
             "give this one another name with --node"
         )
+    write_status(folder, WorkerStatus(process=identity_of(os.getpid())))
     stopping: list[bool] = []
     _heed(lambda: stopping.append(True), lambda: stopping.append(True))
     try:

@@ -101,7 +101,5 @@ def _job_of(envelope: _Envelope) -> str:
 
 
 def _refused(key: FactKey, reason: str, *, job: str = "", prev: str = "") -> Verdict:
-    refused = FactRefused(
-        key=key.format(), writer=key.writer, n=key.n, reason=reason, job=job
-    )
+    refused = FactRefused(key=key.format(), writer=key.writer, n=key.n, reason=reason, job=job)
     return Verdict(key=key, posted=refused, prev=prev, page_bytes=len(encode(refused)))

@@ -381,6 +381,10 @@ class AttemptAssigned(Decision, frozen=True, tag="assign"):
     backfill: bool = False
 
 
+SUPERSEDED = "superseded"
+"""Reason of a stop of an attempt that no longer counts: it must write nothing more."""
+
+
 class StopOrdered(Decision, frozen=True, tag="stop"):
     job: JobId
     attempt: int

@@ -27,19 +27,20 @@ PROBE = "probe/"
 
 _TOP_SEQ = 999_999_999_999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_STAMP = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(\d{3})Z")
+_STAMP = re.compile(
+    r"([1-9][0-9]{3})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})([0-9]{3})Z"
+)
 _WRITER = r"[a-z0-9-]{1,80}~[a-z2-7]{8}"
 _NUMBER = r"0|[1-9][0-9]*"
-_FACT = re.compile(
-    rf"facts/(\d{{8}}T\d\d)/(\d{{8}}T\d{{9}}Z)\.({_WRITER})\.({_NUMBER})\.([a-z_]{{1,32}})"
-)
-_BEAT = re.compile(rf"beats/(\d{{8}}T\d\d)/(\d{{8}}T\d{{9}}Z)\.({_WRITER})\.({_NUMBER})")
+_TIME = r"([1-9][0-9]{7}T[0-9]{2})/([1-9][0-9]{7}T[0-9]{9}Z)"
+_FACT = re.compile(rf"facts/{_TIME}\.({_WRITER})\.({_NUMBER})\.([a-z_]{{1,32}})")
+_BEAT = re.compile(rf"beats/{_TIME}\.({_WRITER})\.({_NUMBER})")
 _ATTEMPT = rf"([a-z2-7]{{8}})\.({_NUMBER})"
 _CLAIM = re.compile(rf"claims/{_ATTEMPT}")
-_PIECE = re.compile(rf"logs/{_ATTEMPT}/(\d{{6}})")
-_MESSAGE = re.compile(r"mailbox/([a-z0-9-]{1,80})/(\d{8})")
-_PAGE = re.compile(r"journal/(\d{12})")
-_CHECKPOINT = re.compile(r"checkpoints/(\d{12})")
+_PIECE = re.compile(rf"logs/{_ATTEMPT}/([0-9]{{6}})")
+_MESSAGE = re.compile(r"mailbox/([a-z0-9-]{1,80})/([0-9]{8})")
+_PAGE = re.compile(r"journal/([0-9]{12})")
+_CHECKPOINT = re.compile(r"checkpoints/([0-9]{12})")
 
 
 def format_stamp(at_ms: int) -> str:

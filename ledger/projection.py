@@ -273,14 +273,14 @@ class Projection(Transitions):
             return
         if job.state is JobState.NODE_FAIL:
             self.reopen(job, JobState.RUNNING)
-        state = end_state(fact.outcome, fact.rc, cancelled=job.cancel is not None)
+        state = end_state(fact.outcome, fact.rc)
         self.end(job, state, fact.reason, fact.ended_at)
 
     def _goes_back(self, job: Job, attempt: Attempt) -> bool:
         """A job that was ended for the fleet's sake is requeued where it may run again."""
-        stopped = attempt.outcome == "stopped" and attempt.stop_ordered
-        gave_way = attempt.outcome == "exclusive" and self.may_rerun(job, attempt)
-        return (stopped or gave_way) and job.cancel is None and not job.state.ended
+        ordered = attempt.outcome == "stopped" and attempt.stop_ordered
+        gave_way = attempt.outcome in ("stopped", "exclusive") and self.may_rerun(job, attempt)
+        return (ordered or gave_way) and job.cancel is None and not job.state.ended
 
     def _lost(self, fact: e.AttemptLost) -> None:
         job, attempt = self._find(fact.job, fact.attempt)
@@ -494,8 +494,4 @@ class Projection(Transitions):
     def _touch_node(self, name: NodeName) -> None:
         node = self.state.nodes[name]
         self.touched.nodes[name] = None
-        for worker in node.workers:
-            self.touched.workers[worker] = None
-            occupant = self.state.workers[worker].occupant
-            if occupant is not None and occupant.job in self.state.jobs:
-                self.touched.jobs[occupant.job] = None
+        self.touched.workers.update(dict.fromkeys(node.workers))

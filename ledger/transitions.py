@@ -243,11 +243,11 @@ class Transitions:
             del recent[next(iter(recent))]
 
 
-def end_state(outcome: str, rc: int, *, cancelled: bool) -> JobState:
+def end_state(outcome: str, rc: int) -> JobState:
     """The job state that an attempt's outcome means."""
     if outcome in _OUTCOME_STATES:
         return _OUTCOME_STATES[outcome]
-    if outcome == "stopped" and cancelled:
+    if outcome == "stopped":
         return JobState.CANCELLED
     return JobState.COMPLETED if rc == 0 else JobState.FAILED
 

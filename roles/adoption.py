@@ -10,14 +10,11 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from ledger.events import AttemptRef, Liveness
+from ledger.events import SUPERSEDED, AttemptRef, Liveness
 from ledger.keys import attempt_name
 from ledger.names import NodeName, WorkerName
 from ledger.state import Attempt, Job, Phase, State
 from roles.launcher import State as Standing
-
-SUPERSEDED = "superseded"
-"""Reason of a stop of an attempt that no longer counts: it must write nothing more."""
 
 
 class Stop(msgspec.Struct, frozen=True):

@@ -46,8 +46,8 @@ class Host(Protocol):
     def signal(self, name: str, signum: signal.Signals) -> None:
         """Signal it, if it is certain which process that is."""
 
-    def status(self, worker: str) -> WorkerStatus | None:
-        """What a worker said last of itself."""
+    def status(self, name: str) -> WorkerStatus | None:
+        """What a worker said last of itself; of the dispatcher, which process it is."""
 
     def free_bytes(self) -> dict[str, int]:
         """Free space by mount point; what cannot be read is absent."""
@@ -103,8 +103,8 @@ class LocalHost:
         if status is not None and status.process is not None:
             signal_process(status.process, signum)
 
-    def status(self, worker: str) -> WorkerStatus | None:
-        return read_status(self._context.worker_dir(worker))
+    def status(self, name: str) -> WorkerStatus | None:
+        return read_status(self._place_of(name))
 
     def free_bytes(self) -> dict[str, int]:
         free = {}
@@ -115,7 +115,9 @@ class LocalHost:
                 continue
         return free
 
+    def _place_of(self, name: str) -> Path:
+        """Where a process keeps its lock and its status."""
+        return self._folder if name == DISPATCHER else self._context.worker_dir(name)
+
     def _lock_of(self, name: str) -> Path:
-        if name == DISPATCHER:
-            return self._folder / "dispatcher.lock"
-        return self._context.worker_dir(name) / "slot.lock"
+        return self._place_of(name) / ("dispatcher.lock" if name == DISPATCHER else "slot.lock")

@@ -10,6 +10,11 @@ import fcntl
 import os
 from pathlib import Path
 
+from ledger.clock import Clock
+
+_TRIES = 5
+_PAUSE_MS = 50
+
 
 class FileLock:
     """Holds ``path`` from construction to ``release`` (or the end of the process)."""
@@ -29,6 +34,16 @@ class FileLock:
             os.close(fd)
             return None
         return FileLock(path, fd)
+
+    @staticmethod
+    def take_soon(path: Path, clock: Clock) -> FileLock | None:
+        """As ``try_take``, a few times: whoever asks ``is_locked`` holds it for a moment."""
+        for _ in range(_TRIES):
+            lock = FileLock.try_take(path)
+            if lock is not None:
+                return lock
+            clock.sleep_ms(_PAUSE_MS)
+        return None
 
     def release(self) -> None:
         os.close(self._fd)

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 
 from ledger import events as e
 from ledger.errors import RequestError
-from ledger.events import AttemptRef
+from ledger.events import SUPERSEDED, AttemptRef
 from ledger.keys import attempt_name
 from ledger.names import NodeName, WorkerName
 from ledger.spool import SpoolStorage
 from ledger.writer import FactWriter
-from roles.adoption import SUPERSEDED, Inheritance
+from roles.adoption import Inheritance
 from roles.claiming import Claiming, Owner, prepare_claim
 from roles.context import Context
 from roles.gate import Gate
@@ -31,6 +31,7 @@ from roles.logship import LogShipper
 from roles.mailbox import Mailbox, Unreadable
 from roles.processes import Identity
 from roles.reports import Reports
+from roles.standin import StandIn
 from roles.status import WorkerStatus
 from roles.watching import WatchedAttempt, lost
 from roles.workspace import LogNote, Notes, Workspace
@@ -84,6 +85,14 @@ class Service:
         self._mailbox = Mailbox(context, options.worker, notes.cursor)
         self._reports = Reports(
             context, writer, self._mailbox, parts.workspace, notes, options.worker
+        )
+        self._stand_in = StandIn(
+            context,
+            parts.workspace,
+            writer.writer,
+            worker=options.worker,
+            node=options.node,
+            pool=options.pool,
         )
         self._gate = Gate(context)
         self._watched: dict[AttemptRef, WatchedAttempt] = {}
@@ -173,6 +182,7 @@ class Service:
         for attempt in self._ended(reported=True):
             if not attempt.log_is_up:
                 attempt.ship_end_of_log()
+        self._stand_in.beat_if_alone(self._status)
 
     def _report_ends_without_bucket(self) -> None:
         """An outage delays what is told of an end, never the end that is told."""

@@ -149,10 +149,12 @@ class Supervisor:
 
     def _end_dispatcher(self) -> None:
         """End it last: what the workers reported at their end is posted by then."""
+        clock, timings = self._context.clock, self._context.timings
         if DISPATCHER in self._respawns:
             self._host.signal(DISPATCHER, signal.SIGTERM)
-            while self._host.runs(DISPATCHER):
-                self._context.clock.sleep_ms(self._context.timings.worker_tick_ms)
+            give_up_ms = clock.boot_ms() + timings.lease_ms
+            while self._host.runs(DISPATCHER) and clock.boot_ms() < give_up_ms:
+                clock.sleep_ms(timings.worker_tick_ms)
 
     # -- beats
 

@@ -20,7 +20,7 @@ from ledger.errors import LedgerError, RequestError
 from ledger.names import NodeName, WorkerName
 from roles import processes
 from roles.context import Context
-from roles.locks import FileLock
+from roles.locks import FileLock, is_locked
 from roles.processes import Identity
 from roles.runner import write_file
 from roles.status import WorkerStatus, write_status
@@ -28,9 +28,6 @@ from roles.wake import is_followed
 
 REPORTED_MAX = 64
 """Ends remembered here; the ledger has posted them long before so many more follow."""
-
-_LOCK_TRIES = 5
-_LOCK_PAUSE_MS = 50
 
 
 class LogNote(msgspec.Struct, frozen=True, array_like=True):
@@ -79,6 +76,9 @@ class Workspace(Protocol):
     def is_followed(self) -> bool:
         """Whether somebody on this machine will wake this worker when a page concerns it."""
 
+    def is_supervised(self) -> bool:
+        """Whether the node's supervisor lives."""
+
     def free_port(self) -> int:
         """A TCP port that nobody listens on now."""
 
@@ -92,21 +92,18 @@ class LocalWorkspace:
     def __init__(self, context: Context, node: NodeName, worker: WorkerName) -> None:
         self._context = context
         self._worker = worker
+        self._node = node
         self._folder = context.worker_dir(worker)
         self._following = context.node_dir(node) / "following"
         self._lock: FileLock | None = None
 
     def lock(self) -> None:
-        for _ in range(_LOCK_TRIES):
-            self._lock = FileLock.try_take(self._folder / "slot.lock")
-            if self._lock is not None:
-                return
-            # Whoever asks if this worker lives holds the lock for a moment.
-            self._context.clock.sleep_ms(_LOCK_PAUSE_MS)
-        raise RequestError(
-            f"worker {self._worker} already runs on this machine: end it first, "
-            "or give this node another name with --node"
-        )
+        self._lock = FileLock.take_soon(self._folder / "slot.lock", self._context.clock)
+        if self._lock is None:
+            raise RequestError(
+                f"worker {self._worker} already runs on this machine: end it first, "
+                "or give this node another name with --node"
+            )
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -139,6 +136,9 @@ class LocalWorkspace:
 
     def is_followed(self) -> bool:
         return is_followed(self._following, self._context.clock)
+
+    def is_supervised(self) -> bool:
+        return is_locked(self._context.node_dir(self._node) / "supervisor.lock")
 
     def free_port(self) -> int:
         with socket.socket() as probe:

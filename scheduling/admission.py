@@ -7,6 +7,7 @@ when it arrives; a pool whose workers have not reported yet may still get them.
 from __future__ import annotations
 
 from ledger.events import JobSpec
+from ledger.names import JOB_ID, NAME
 from ledger.policy import CLASSES
 from ledger.state import State, Worker
 
@@ -15,8 +16,9 @@ GIB = 1 << 30
 
 def refusal(state: State, spec: JobSpec) -> str:
     """Why this job can never run as asked for; empty where it may. O(workers)."""
-    if spec.workload_class not in CLASSES:
-        return f"no class {spec.workload_class!r}; classes are {', '.join(CLASSES)}"
+    malformed = _malformed(spec)
+    if malformed:
+        return malformed
     pools = {worker.pool for worker in state.workers.values()} | set(state.policy.pools)
     if state.policy.pools and spec.pool not in pools:
         return f"no pool {spec.pool!r}; pools are {', '.join(sorted(pools - {''}))}"
@@ -27,6 +29,22 @@ def refusal(state: State, spec: JobSpec) -> str:
     if spec.worker:
         workers = [w for w in workers if pinned and w.node == pinned.node]
     return _too_large(spec, workers) if workers else ""
+
+
+def _malformed(spec: JobSpec) -> str:
+    """What no client of ours would have written, and nothing here could work with."""
+    if not JOB_ID.fullmatch(spec.id):
+        return f"{spec.id!r} is not the id of a job"
+    for what, name in (("an organization", spec.organization), ("a pool", spec.pool)):
+        if not NAME.fullmatch(name):
+            return f"{name!r} is not the name of {what}"
+    if spec.slots < 1:
+        return f"a job needs at least one slot, not {spec.slots}"
+    if min(spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes) < 0:
+        return "times and sizes cannot be negative"
+    if spec.workload_class not in CLASSES:
+        return f"no class {spec.workload_class!r}; classes are {', '.join(CLASSES)}"
+    return ""
 
 
 def _too_large(spec: JobSpec, workers: list[Worker]) -> str:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from sortedcontainers import SortedList
 
 from ledger import events as e
-from ledger.events import JobState, Liveness
-from ledger.names import JobId
+from ledger.events import SUPERSEDED, JobState, Liveness
+from ledger.names import JobId, WorkerName
 from ledger.projection import Projection
-from ledger.state import Attempt, Job, Phase
+from ledger.state import Attempt, Job, Phase, Worker
 from scheduling.admission import refusal
 from scheduling.cost import exhausted_at, grown_cost_ms
 from scheduling.dispatch import Dispatch
@@ -33,16 +33,12 @@ class Scheduler:
         self._pools: dict[str, None] = {}
         self._overruns: SortedList[tuple[int, JobId]] = SortedList()
         self._due: dict[JobId, int] = {}
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        projection = self._projection
+        self._led: dict[WorkerName, set[JobId]] = {}
+        self._leads: dict[JobId, tuple[WorkerName, ...]] = {}
         self.queues = Queues(projection)
         self.fleet = Fleet(projection.state)
-        self._overruns.clear()
-        self._due.clear()
         for job in projection.state.jobs.values():
-            self._watch_overrun(job)
+            self._watch_attempts(job)
         self._dispatch = Dispatch(projection, self.queues, self.fleet)
 
     def next_due_ms(self) -> int | None:
@@ -88,15 +84,13 @@ class Scheduler:
         for job_id in touched.jobs:
             job = state.jobs[job_id]
             self.queues.update(job)
-            self._watch_overrun(job)
+            self._watch_attempts(job)
             self._pending[job_id] = None
             projection.fair.touched[job.spec.flow] = None
             self._pools[job.spec.pool] = None
         for name in touched.workers:
             self._pools.update(dict.fromkeys(self.fleet.refresh(name)))
-            occupant = state.workers[name].occupant
-            if occupant is not None and occupant.job in state.jobs:
-                self._pending[occupant.job] = None
+            self._pending.update(dict.fromkeys(sorted(self._led.get(name, ()))))
         for flow_id in projection.fair.touched:
             if flow_id in state.flows:
                 self.queues.rank_again(flow_id)
@@ -147,7 +141,7 @@ class Scheduler:
                 self.emit(e.LossDeclared(job=job.id, attempt=attempt.number))
             case Phase.STARTED if unwanted and not attempt.stop_ordered:
                 self._stop(job, attempt, unwanted)
-            case Phase.LOST if liveness is Liveness.FRESH:
+            case Phase.LOST if liveness is Liveness.FRESH and _may_be_there(worker, job, attempt):
                 if not unwanted:
                     self.emit(e.AttemptFound(job=job.id, attempt=attempt.number))
                 elif not attempt.stop_ordered:
@@ -158,7 +152,7 @@ class Scheduler:
     def _unwanted(self, job: Job, attempt: Attempt) -> str:
         """Why this attempt must not run (on); empty where it may."""
         if job.last is not attempt:
-            return "superseded"
+            return SUPERSEDED
         if job.cancel is not None:
             return "cancelled"
         if job.state.ended and job.state is not JobState.NODE_FAIL:
@@ -178,7 +172,18 @@ class Scheduler:
             )
         )
 
-    # -- overruns
+    # -- what time and workers will make something of
+
+    def _watch_attempts(self, job: Job) -> None:
+        """Which workers lead the job's attempts that are not over, and when one overruns."""
+        for name in self._leads.pop(job.id, ()):
+            self._led[name].discard(job.id)
+        leads = tuple(a.lead for a in job.attempts if a.phase is not Phase.ENDED)
+        if leads:
+            self._leads[job.id] = leads
+        for name in leads:
+            self._led.setdefault(name, set()).add(job.id)
+        self._watch_overrun(job)
 
     def _watch_overrun(self, job: Job) -> None:
         due = self._due.pop(job.id, None)
@@ -206,3 +211,8 @@ class Scheduler:
             self._dispatch.serve(pool, at, self.emit)
         self._pools.clear()
         self._pending.clear()
+
+
+def _may_be_there(worker: Worker, job: Job, attempt: Attempt) -> bool:
+    """Whether the worker may still run it: it is the same machine, and did not deny it."""
+    return worker.ready and worker.occupant == e.AttemptRef(job.id, attempt.number)

@@ -43,7 +43,8 @@ def rank(
         case "sfq":
             tag = flow.start_tag
         case "strict":
-            tag = CLASSES.index(flow.workload_class)
+            # A job of no known class is about to be rejected.
+            tag = (*CLASSES, flow.workload_class).index(flow.workload_class)
         case _:
             tag = 0
     return Rank(tag, arrival, job, flow.id)

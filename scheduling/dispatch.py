@@ -191,8 +191,8 @@ class Dispatch:
     def _beside(self, job: Job, reservation: Reservation, kept: list[Bank], at: int) -> int:
         """Slots of the reserved node that the reserved job will not need when it starts.
 
-        None where it has more than one kind of slot that would do: which of them the job
-        will take is not known yet.
+        None are counted where more than one kind of slot would do: which of them the job will
+        take is not known yet.
         """
         if len(kept) != 1:
             return 0

@@ -140,10 +140,21 @@ class Queues:
                 continue
             asked.add(candidate.flow)
             exact = self._offer(candidate.flow, shapes)
-            if (found is None or exact < found) and allowed(jobs[exact.job]):
+            if exact is None or (found is not None and found < exact):
+                continue
+            if allowed(jobs[exact.job]):
                 found = exact
         return None if found is None else jobs[found.job]
 
-    def _offer(self, flow: FlowId, shapes: Collection[Shape]) -> Rank:
-        offers = [self._ranks[flow, s] for s in self._flows[flow] if s in shapes]
-        return min(offers, key=lambda offer: (offer.arrival, offer.job))
+    def _offer(self, flow: FlowId, shapes: Collection[Shape]) -> Rank | None:
+        """The rank of the flow's first job that has one of the shapes, or None.
+
+        Of the jobs pinned to one worker only the first by name counts, whatever its shape.
+        """
+        first: dict[str, tuple[Waiting, Shape]] = {}
+        for shape, queue in self._flows[flow].items():
+            if shape.worker or shape in shapes:
+                offer = (queue[0], shape)
+                first[shape.worker] = min(first.get(shape.worker, offer), offer)
+        offers = [self._ranks[flow, shape] for _, shape in first.values() if shape in shapes]
+        return min(offers, key=lambda offer: (offer.arrival, offer.job), default=None)

@@ -342,6 +342,9 @@ class SimWorkspace:
     def is_followed(self) -> bool:
         return False
 
+    def is_supervised(self) -> bool:
+        return self._machine.runs(f"node-{self._machine.name}")
+
     def free_port(self) -> int:
         return 29_500
 

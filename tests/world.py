@@ -14,7 +14,7 @@ import msgspec
 from ledger import events as e
 from ledger.events import AttemptRef, JobState, Liveness, encode, kind_of
 from ledger.keys import FactKey
-from ledger.names import Epoch, JobId, NodeName, Seq, WorkerName, WriterName
+from ledger.names import Epoch, JobId, NodeName, Seq, WorkerName, WriterName, as_name
 from ledger.policy import Policy
 from ledger.projection import Projection
 from ledger.state import RULES, Attempt, Job, Phase, State
@@ -156,7 +156,7 @@ class World:
             **more,  # type: ignore[arg-type]
         )
         self._jobs += 1
-        self.fact(e.Submitted(at=self.at, job=spec), f"cli-{organization}")
+        self.fact(e.Submitted(at=self.at, job=spec), f"cli-{as_name(organization)}")
         return spec.id
 
     def cancel(self, job: JobId) -> None:

@@ -241,7 +241,7 @@ def test_stop_kills_the_whole_tree_after_the_grace_and_nothing_else(
 def test_the_leader_hears_term_first_and_may_choose_its_rc(attempts: Attempts) -> None:
     job = attempts.start_script(
         "trap 'ls \"$GPUQ_CANCEL\"; echo leader; exit 5' TERM\n"
-        "bash -c 'trap \"echo child; exit\" TERM; echo ready; sleep 300 & wait' &\n"
+        "bash -c 'trap \"echo child; exit\" TERM; echo ready; while :; do wait; done' &\n"
         "wait\n"
     )
     wait_for_log(job, b"ready")

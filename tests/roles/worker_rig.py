@@ -236,6 +236,9 @@ class Disk:
     def is_followed(self) -> bool:
         return self.followed
 
+    def is_supervised(self) -> bool:
+        return True
+
     def free_port(self) -> int:
         return 29_500
 

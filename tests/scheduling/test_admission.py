@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ledger import events as e
 from ledger.events import JobState
+from ledger.names import JobId
 from ledger.policy import Policy, Pool
 from tests.world import World
 
@@ -61,6 +63,18 @@ def test_what_can_never_run_is_rejected_with_the_reason(
     assert (world.job(job).state, world.job(job).reason) == (JobState.REJECTED, reason)
     assert world.assigned() == []
     assert all(flow.waiting == 0 for flow in world.state.flows.values())
+
+
+def test_an_id_that_could_name_no_object_is_rejected() -> None:
+    world = fleet()
+    job = JobId("../../x")
+    spec = e.JobSpec(
+        id=job, name="x", organization="a", workload_class="batch", pool="default", user="u"
+    )
+    world.fact(e.Submitted(at=world.at, job=spec), "cli")
+    world.turn()
+    assert world.job(job).reason == "'../../x' is not the id of a job"
+    assert world.assigned() == []
 
 
 def test_a_policy_with_pools_knows_all_pools() -> None:

@@ -129,6 +129,16 @@ def test_jobs_pinned_to_one_worker_keep_the_order_of_names_whatever_they_need() 
     assert names_in_order(world) == ["00_narrow", "01_wide", "02_narrow"]
 
 
+def test_no_job_passes_one_of_an_earlier_name_that_is_pinned_to_the_same_worker() -> None:
+    """Not even one that would end before the slots that the other needs are free."""
+    world = gpu_world(n1=("T4", 16, 2))
+    world.submit("b", worker="n1-gpu1", name="long", time_limit_ms=100_000)
+    world.submit(name="01_narrow", worker="n1-gpu0", time_limit_ms=1_000)
+    world.submit(name="00_wide", worker="n1-gpu0", slots=2)
+    world.turn()
+    assert names_in_order(world) == ["long", "00_wide", "01_narrow"]
+
+
 def test_jobs_that_are_not_pinned_keep_the_order_of_arrival_beside_pinned_ones() -> None:
     world = gpu_world(n1=("T4", 16, 1))
     world.drain("n1")
@@ -137,8 +147,8 @@ def test_jobs_that_are_not_pinned_keep_the_order_of_arrival_beside_pinned_ones()
     world.turn()
     world.undrain("n1")
     world.turn()
-    # The second place belongs to the pinned jobs, and "a" is the first of them.
-    assert names_in_order(world) == ["b", "a", "z", "c", "d"]
+    # "z" came before "c", but "a", which goes before "z", came after it.
+    assert names_in_order(world) == ["b", "c", "a", "z", "d"]
 
 
 def test_a_job_pinned_to_a_busy_worker_does_not_hold_up_its_flow() -> None:
@@ -178,7 +188,7 @@ def troubled(world: World) -> None:
 
 
 def moved(world: World) -> None:
-    world.apply_policy(Policy(pools={"other": Pool(workers=("n1-gpu0",))}))
+    world.apply_policy(Policy(pools={"default": Pool(), "other": Pool(workers=("n1-gpu0",))}))
 
 
 @pytest.mark.parametrize("event", [stale, gone, drained, retired, troubled, moved])

@@ -17,13 +17,13 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 
-from bench.requests import IdleHour, Meter, PerJob, hourly, per_job
+from bench.requests import IdleHour, Kind, Meter, PerJob, hourly, per_job
 from gpuq.render import plain_table
 from ledger.clock import SystemClock
 from ledger.journal import Journal, read_ledger
@@ -45,9 +45,13 @@ READY_TIMEOUT_S = 60
 JOBS_TIMEOUT_S = 300
 
 
-class Latencies(msgspec.Struct, frozen=True, kw_only=True):
+class Busy(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured while jobs ran: single ones, then a backlog."""
+
     starts_ms: list[int]
     gaps_ms: list[int]
+    single_requests: PerJob
+    backlog_requests: PerJob
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,11 +80,10 @@ def main() -> int:
         if options.store == "seaweedfs":
             server = at_the_end.enter_context(seaweedfs(folder / "server"))
         with _place(server, folder / "busy", NODES) as place:
-            latencies, requests = _busy(place, folder / "busy", options.jobs)
-        _print_latencies(options.store, latencies)
+            busy = _busy(place, folder / "busy", options.jobs)
+        _print_latencies(options.store, busy)
         if server is not None:
-            assert requests is not None
-            _print_requests(requests)
+            _print_requests(busy)
             with _place(server, folder / "idle", IDLE_NODES) as place:
                 _print_idle(_idle(place, folder / "idle", options.idle))
     return 0
@@ -129,21 +132,29 @@ def _fleet(place: Place, folder: Path, nodes: Mapping[str, int]) -> Iterator[tup
 # -- busy
 
 
-def _busy(place: Place, folder: Path, jobs: int) -> tuple[Latencies, PerJob | None]:
+def _busy(place: Place, folder: Path, jobs: int) -> Busy:
+    """Half of the jobs one by one, half as a backlog."""
     singles, backlog = jobs // 2, jobs - jobs // 2
     with _fleet(place, folder, NODES) as (fleet, journal):
-        for meter in place.meters.values():
-            meter.reset()
+        _reset(place)
         _submit_singly(fleet, journal, singles)
-        state = journal.projection.state
-        singles_ids = set(state.jobs)
-        starts_ms = waits_ms(list(state.jobs.values()))
+        single_jobs = dict(journal.projection.state.jobs)
+        single_requests = per_job(place.meters, singles)
+        _reset(place)
         _submit_backlog(fleet, journal, backlog)
-        counted = per_job(place.meters, jobs) if place.meters else None
-        state = journal.projection.state
-        swept = {name: job for name, job in state.jobs.items() if name not in singles_ids}
-        idle_gaps_ms = gaps_ms(swept.values())
-    return Latencies(starts_ms=starts_ms, gaps_ms=idle_gaps_ms), counted
+        jobs_now = journal.projection.state.jobs
+        swept = [job for name, job in jobs_now.items() if name not in single_jobs]
+        return Busy(
+            starts_ms=waits_ms(single_jobs.values()),
+            gaps_ms=gaps_ms(swept),
+            single_requests=single_requests,
+            backlog_requests=per_job(place.meters, backlog),
+        )
+
+
+def _reset(place: Place) -> None:
+    for meter in place.meters.values():
+        meter.reset()
 
 
 def _submit_singly(fleet: Fleet, journal: Journal, count: int) -> None:
@@ -184,8 +195,7 @@ def _idle(place: Place, folder: Path, window_s: int) -> tuple[IdleHour, IdleHour
         leader = journal.projection.state.leader.partition("~")[0].removeprefix("dispatcher-")
         (follower,) = (name for name in IDLE_NODES if name != leader)
         time.sleep(SETTLE_S)
-        for meter in place.meters.values():
-            meter.reset()
+        _reset(place)
         time.sleep(window_s)
         counted = {name: hourly(place.meters[name].counts(), window_s) for name in IDLE_NODES}
         fleet.check_alive()
@@ -195,7 +205,7 @@ def _idle(place: Place, folder: Path, window_s: int) -> tuple[IdleHour, IdleHour
 # -- printing
 
 
-def _print_latencies(store: str, measured: Latencies) -> None:
+def _print_latencies(store: str, measured: Busy) -> None:
     rows = [
         (name, str(len(values)), _s(percentile(values, 50)), _s(percentile(values, 95)), aim)
         for name, values, aim in (
@@ -207,11 +217,28 @@ def _print_latencies(store: str, measured: Latencies) -> None:
     print(plain_table(("WHAT", "COUNT", "P50", "P95", "AIM"), rows), flush=True)
 
 
-def _print_requests(counted: PerJob) -> None:
-    print("\nrequests a job, beyond polling (all LISTs, GETs of what is not there yet, beats)")
-    rows = [(what, f"{value:.1f}") for what, value in counted.rows()]
-    print(plain_table(("REQUEST", "A JOB"), rows))
-    print(f"nodes together {counted.of_nodes:.1f}, aim 12", flush=True)
+def _print_requests(busy: Busy) -> None:
+    phases = (busy.single_requests, busy.backlog_requests)
+    kinds = sorted({kind for phase in phases for kind in phase.by_kind})
+    kinds.sort(key=lambda kind: kind.is_found_by_polling)
+    rows = [
+        _row(_kind_text(kind), [phase.by_kind.get(kind, 0) for phase in phases]) for kind in kinds
+    ]
+    rows += [
+        _row("beyond polling", [phase.beyond_polling for phase in phases], aim="12"),
+        _row("found by polling", [phase.found_by_polling for phase in phases]),
+        _row("read by gpuq submit", [phase.read_by_commands for phase in phases]),
+    ]
+    print("\nrequests a job, without those that find nothing, LISTs and beats")
+    print(plain_table(("REQUEST", "ONE BY ONE", "BACKLOG", "AIM"), rows), flush=True)
+
+
+def _kind_text(kind: Kind) -> str:
+    return f"{kind.verb} {kind.area}" + (" (polling)" if kind.is_found_by_polling else "")
+
+
+def _row(what: str, values: Sequence[float], aim: str = "") -> tuple[str, ...]:
+    return (what, *(f"{value:.1f}" for value in values), aim)
 
 
 def _print_idle(idle: tuple[IdleHour, IdleHour]) -> None:

@@ -1,7 +1,9 @@
 """Counting requests on the wire, by what they are for.
 
-Owns the distinction between work and polling: polling are all LISTs, GETs of what is not
-there (yet), and beats; everything else is caused by jobs.
+Owns the distinction between work and polling: polling are all LISTs, GETs of a predicted
+next name (pages, messages, and whatever is not there yet), and beats, written and read.
+Everything else is caused by jobs. Polls that found something are counted apart, because
+there is one for each page or message and follower.
 """
 
 from __future__ import annotations
@@ -26,8 +28,13 @@ class Kind(msgspec.Struct, frozen=True, order=True):
     found: bool
 
     @property
-    def is_polling(self) -> bool:
-        return self.verb == "LIST" or not self.found or (self.verb, self.area) == ("PUT", "beats")
+    def is_idle_polling(self) -> bool:
+        """It would also be sent if there were no jobs."""
+        return self.verb == "LIST" or not self.found or self.area == "beats"
+
+    @property
+    def is_found_by_polling(self) -> bool:
+        return self.found and self.verb == "GET" and self.area in ("journal", "mailbox")
 
 
 class Meter:
@@ -63,33 +70,36 @@ class Meter:
 
 
 class PerJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests beyond polling, divided by the number of jobs."""
+    """Requests in one phase, divided by its number of jobs; idle polling is left out."""
 
-    nodes: Mapping[Kind, float]
-    commands: Mapping[Kind, float]
+    by_kind: Mapping[Kind, float]
+    """What nodes ask and write, and what ``gpuq submit`` writes."""
+    read_by_commands: float
+    """What ``gpuq submit`` reads: the journal since the newest checkpoint, at each call."""
 
     @property
-    def of_nodes(self) -> float:
-        return sum(self.nodes.values())
+    def beyond_polling(self) -> float:
+        return sum(n for kind, n in self.by_kind.items() if not kind.is_found_by_polling)
 
-    def rows(self) -> list[tuple[str, float]]:
-        return [
-            *((f"{kind.verb} {kind.area}", n) for kind, n in sorted(self.nodes.items())),
-            ("by gpuq submit", sum(self.commands.values())),
-        ]
+    @property
+    def found_by_polling(self) -> float:
+        return sum(n for kind, n in self.by_kind.items() if kind.is_found_by_polling)
 
 
 def per_job(meters: Mapping[str, Meter], jobs: int) -> PerJob:
-    """Of all meters but ``commands``, and of that one."""
-    nodes: Counter[Kind] = Counter()
-    commands: Counter[Kind] = Counter()
+    """What was counted since the meters' last reset; the one of ``commands`` is no node."""
+    by_kind: Counter[Kind] = Counter()
+    read_by_commands = 0
     for name, meter in meters.items():
-        (commands if name == "commands" else nodes).update(meter.counts())
-
-    def divided(counts: Counter[Kind]) -> dict[Kind, float]:
-        return {kind: n / jobs for kind, n in counts.items() if not kind.is_polling}
-
-    return PerJob(nodes=divided(nodes), commands=divided(commands))
+        for kind, count in meter.counts().items():
+            if name == "commands" and kind.verb != "PUT":
+                read_by_commands += count
+            elif not kind.is_idle_polling:
+                by_kind[kind] += count
+    return PerJob(
+        by_kind={kind: count / jobs for kind, count in by_kind.items()},
+        read_by_commands=read_by_commands / jobs,
+    )
 
 
 class IdleHour(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,8 +23,10 @@ replay_app = typer.Typer(
 DIFFERENT = 1
 """Exit code of ``verify`` where the ledger is not what its decisions derive to."""
 
-_PATIENCE_MS = 2_000
-_REDRAW_MS = 200
+PATIENCE_MS = 2_000
+"""A verification that takes no longer shows no progress."""
+
+REDRAW_MS = 200
 _VALUE_MAX_CHARACTERS = 300
 
 
@@ -65,13 +67,13 @@ class _Progress:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._next_ms = clock.boot_ms() + _PATIENCE_MS
+        self._next_ms = clock.boot_ms() + PATIENCE_MS
         self._drawn = False
 
     def show(self, report: Verification) -> None:
         now_ms = self._clock.boot_ms()
         if now_ms >= self._next_ms:
-            self._next_ms = now_ms + _REDRAW_MS
+            self._next_ms = now_ms + REDRAW_MS
             self._drawn = True
             sys.stderr.write(f"\r{report.pages} pages, {report.decisions} decisions derived again")
             sys.stderr.flush()

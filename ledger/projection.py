@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from ledger import events as e
+from ledger import state as projection_state
 from ledger.errors import LedgerError, UpgradeError
 from ledger.events import AttemptRef, JobState, Liveness
 from ledger.fair_state import charge
@@ -74,6 +75,7 @@ class Projection(Transitions):
         seen: Sequence[e.AnySeen],
     ) -> None:
         """Facts and seen of a page: all that its decisions rest on."""
+        self._hold_tail(at)
         self.state.at = max(self.state.at, at)
         self.state.epoch, self.state.leader = epoch, leader
         for posted in facts:
@@ -101,6 +103,16 @@ class Projection(Transitions):
             self._worker_fact(fact)
         else:
             self._request(fact)
+
+    def _hold_tail(self, at: int) -> None:
+        """After a long pause, keep listing facts from before it for a while."""
+        state = self.state
+        if state.held_stamp_ms is not None and at > state.held_until:
+            state.held_stamp_ms = None
+        if at - state.at > projection_state.GAP_MS and state.newest_stamp_ms is not None:
+            held_ms = state.held_stamp_ms
+            state.held_stamp_ms = min(state.newest_stamp_ms, held_ms or state.newest_stamp_ms)
+            state.held_until = at + projection_state.GAP_HELD_MS
 
     def _admit(self, writer: WriterName, n: int, stamp_ms: int) -> None:
         state = self.state

@@ -97,16 +97,18 @@ class FactTail:
         writers: Mapping[WriterName, int],
         newest_admitted_ms: int | None,
         journal_at_ms: int,
+        held_stamp_ms: int | None = None,
     ) -> list[Posted | FactRefused]:
         """What the next page may hold: at most PAGE_MAX_FACTS and PAGE_MAX_BYTES.
 
         All arguments are of one fold of the journal: ``writers`` says for each writer the
         number that comes next (0 where it says nothing), ``newest_admitted_ms`` the
-        newest stamp that was admitted (None: there is none), ``journal_at_ms`` the ``at``
-        of the last page. A fact is given out by every poll until ``writers`` has passed
-        it; where the fold is an older one than before, it is read again. The facts of one
-        writer come in the order of their numbers, and beyond that all come in the order
-        of stamp, writer and number.
+        newest stamp that was admitted (None: there is none), where a stamp counts as no
+        later than the ``at`` of its page, and ``journal_at_ms`` the ``at`` of the last
+        page. A fact is given out by every poll until ``writers`` has passed it; where the
+        fold is an older one than before, it is read again. The facts of one writer come in
+        the order of their numbers, and beyond that all come in the order of stamp, writer
+        and number.
 
         A fact is too old if its stamp is more than ``fact_age_ms`` behind both the last
         page and the newest admitted fact when it is first seen. (Against the last page
@@ -127,7 +129,7 @@ class FactTail:
         page, full = self._page(admitted)
         if full:
             return page
-        self._look(admitted, newest_admitted_ms)
+        self._look(admitted, newest_admitted_ms, held_stamp_ms)
         self._fetch(self._next_batch(admitted))
         self._close_gaps(admitted)
         page, _ = self._page(admitted)
@@ -135,7 +137,9 @@ class FactTail:
 
     # --- what is there ---------------------------------------------------------------
 
-    def _look(self, admitted: _Admitted, newest_admitted_ms: int | None) -> None:
+    def _look(
+        self, admitted: _Admitted, newest_admitted_ms: int | None, held_stamp_ms: int | None
+    ) -> None:
         """Unless there is a backlog: note what a LIST shows, and then what beats named.
 
         A beat names the newest. Admitting that before a LIST went over what is older would
@@ -147,8 +151,11 @@ class FactTail:
         overlap_ms = self._overlap_ms(now_ms)
         start_after = ""
         if newest_admitted_ms is not None:
-            # A stamp from the future must not move the start past what is still to come.
-            newest_ms = min(newest_admitted_ms, self._store.clock_ms())
+            # A stamp from the future must not move the start past what is still to come, nor
+            # past what came while nobody read: the clock went on, the last page did not.
+            newest_ms = min(newest_admitted_ms, self._journal_at_ms, self._store.clock_ms())
+            if held_stamp_ms is not None and overlap_ms >= self._timings.overlap_long_ms:
+                newest_ms = min(newest_ms, held_stamp_ms)
             start_after = after_stamp(FACTS, newest_ms - overlap_ms)
         for entry in self._store.list(FACTS, start_after):
             key = self._parse(entry.key)
@@ -296,42 +303,60 @@ class FactTail:
 class BeatTail:
     """Follows ``beats/``: of each writer the newest beat, as it comes."""
 
-    def __init__(self, store: Store, timings: Timings) -> None:
+    def __init__(self, store: Store, clock: Clock, timings: Timings) -> None:
         self._store = store
+        self._clock = clock
         self._timings = timings
-        self._start_ms: int | None = None
-        self._newest_ms = 0
+        self._newest_ms: int | None = None
+        self._long_at: int | None = None
         self._given: dict[WriterName, BeatKey] = {}
 
     def poll(self) -> list[Beat]:
         """The newest beat of each writer that beat since the last poll, in order of keys.
 
-        The first poll looks back three beat intervals. A beat that comes in more than
-        ``overlap_middle_ms`` behind the newest is passed over; the next one says all that
-        it said. What cannot be read of a beat (a newer version) is left out: it is still
-        a sign of life. Raises TransientError; nothing is lost by that. One LIST, one GET
-        a beat.
+        The first poll looks back three beat intervals, later ones ``overlap_middle_ms``
+        behind the newest stamp, and once a beat interval ``overlap_long_ms``: a node whose
+        clock is that far behind is still alive. A writer's first beat that is older than
+        three intervals may be of a dead node, so it is noted, and the next one given. What
+        cannot be read of a beat (a newer version) is left out: it is still a sign of life.
+        Raises TransientError; nothing is lost by that. One LIST (of 1,000 keys each), one
+        GET a beat.
         """
-        start_ms = self._next_start_ms()
-        fresh = self._fresh(self._store.list(BEATS, after_stamp(BEATS, start_ms)))
+        start_after = after_stamp(BEATS, self._next_start_ms())
+        fresh = self._without_old(self._fresh(self._store.list(BEATS, start_after)))
         bodies = self._store.get_many([key.format() for key in fresh])
         beats = []
         for key, body in zip(fresh, bodies, strict=True):
             if body is not None:
                 beats.append(_read_beat(key, body))
                 self._given[key.writer] = key
-                self._newest_ms = max(self._newest_ms, key.stamp_ms)
-        # The start never goes back, so nothing before it is listed again.
-        self._start_ms = start_ms
-        self._given = {w: key for w, key in self._given.items() if key.stamp_ms >= start_ms}
+                self._newest_ms = max(self._newest_ms or 0, key.stamp_ms)
+        self._forget()
         return beats
 
     def _next_start_ms(self) -> int:
-        now_ms = self._store.clock_ms()
-        if self._start_ms is None:
-            return now_ms - 3 * self._timings.beat_ms
-        newest_ms = min(self._newest_ms, now_ms)
-        return max(self._start_ms, newest_ms - self._timings.overlap_middle_ms)
+        timings, now_ms, boot_ms = self._timings, self._store.clock_ms(), self._clock.boot_ms()
+        if self._long_at is None:
+            self._long_at = boot_ms + timings.beat_ms
+            return now_ms - 3 * timings.beat_ms
+        newest_ms = min(self._newest_ms or now_ms, now_ms)
+        if boot_ms >= self._long_at:
+            self._long_at = boot_ms + timings.beat_ms
+            return newest_ms - timings.overlap_long_ms
+        return newest_ms - timings.overlap_middle_ms
+
+    def _without_old(self, keys: list[BeatKey]) -> list[BeatKey]:
+        """Note, and leave out, what may have stood there for hours."""
+        recent_ms = self._store.clock_ms() - 3 * self._timings.beat_ms
+        old = [k for k in keys if k.stamp_ms < recent_ms and k.writer not in self._given]
+        self._given.update((key.writer, key) for key in old)
+        return [key for key in keys if key not in old]
+
+    def _forget(self) -> None:
+        """Of writers whose newest beat no LIST will show again nothing need be known."""
+        newest_ms = min(self._newest_ms or 0, self._store.clock_ms())
+        oldest_ms = newest_ms - 2 * self._timings.overlap_long_ms
+        self._given = {w: key for w, key in self._given.items() if key.stamp_ms >= oldest_ms}
 
     def _fresh(self, entries: Iterable[Entry]) -> list[BeatKey]:
         """Of each writer the newest listed beat, if it is newer than the one given out."""

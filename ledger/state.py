@@ -29,6 +29,13 @@ RULES = 1
 """Version of ``scheduling.decide``; replay verifies the pages that carry it."""
 
 
+GAP_MS = 3_600_000
+"""A pause between two pages after which the tail of facts still begins before it, ..."""
+
+GAP_HELD_MS = 7_200_000
+"""... for so long."""
+
+
 class Phase(IntEnum):
     """Where an attempt stands. It only moves forward, except that LOST may be found."""
 
@@ -167,6 +174,10 @@ class State(msgspec.Struct, kw_only=True):
     """The next ``n`` of every writer that ever reported; never forgotten."""
     newest_stamp_ms: int | None = None
     """The newest stamp of an admitted fact: where the tail begins."""
+    held_stamp_ms: int | None = None
+    """The same as it was before nobody posted for long, until ``held_until``: what came in
+    meanwhile may be listed late, and lies far behind what is admitted since."""
+    held_until: int = 0
     arrivals: int = 0
     policy: Policy = msgspec.field(default_factory=Policy)
     policy_version: int = 0

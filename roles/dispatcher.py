@@ -17,14 +17,10 @@ from ledger.errors import FencedError, TransientError
 from ledger.journal import Journal
 from ledger.keys import BEATS, BeatKey, after_stamp
 from ledger.names import NodeName
-from ledger.timings import SECOND_MS
 from ledger.writer import new_writer
 from roles.context import Context
-from roles.leader import Leader, workers_told
+from roles.leader import SKEW_MAX_MS, Leader, workers_told
 from roles.wake import Neighbours
-
-SKEW_MAX_MS = 60 * SECOND_MS
-"""A clock further than this from the journal's (plus its silence) must not lead."""
 
 log = structlog.get_logger()
 
@@ -47,9 +43,9 @@ class Dispatcher:
         self._leader: Leader | None = None
         self._loaded = False
         self._sign_ms = 0
-        self._followed_ms: int | None = None
-        self._page_ms: int | None = None
-        """When the newest page was seen, if that was right after it came."""
+        self._followed_ms = 0
+        self._page_ms = 0
+        """When the newest page was made (boot clock)."""
         self._sign_key = ""
         self._next_beats_look_ms = 0
         self._refusal = ""
@@ -105,23 +101,28 @@ class Dispatcher:
             pages = []
             self._loaded = True
             self._sign_ms = self._first_sign_ms()
+            self._note_page(prompt=False)
         for page in pages:
             self._saw_leader()
             self._wake(page.decisions)
-        self._note_round(bool(pages))
+        now_ms = self._context.clock.boot_ms()
+        if pages:
+            gap_ms = now_ms - self._followed_ms
+            self._note_page(prompt=gap_ms < self._context.timings.lease_ms)
+        self._followed_ms = now_ms
         self._neighbours.mark_following()
         if self._leader_is_silent():
             self._take_over()
 
-    def _note_round(self, paged: bool) -> None:
-        now_ms = self._context.clock.boot_ms()
-        if paged:
-            prompt = (
-                self._followed_ms is not None
-                and now_ms - self._followed_ms < self._context.timings.lease_ms
-            )
-            self._page_ms = now_ms if prompt else None
-        self._followed_ms = now_ms
+    def _note_page(self, *, prompt: bool) -> None:
+        """Note when the newest page was made, on the boot clock.
+
+        One that was seen as it came was made just now. Of one that stood there already
+        this clock is trusted once; later steps of it are noticed by the difference.
+        """
+        store, clock = self._context.store, self._context.clock
+        age_ms = 0 if prompt else max(0, store.clock_ms() - self._journal.projection.state.at)
+        self._page_ms = clock.boot_ms() - age_ms
 
     def _first_sign_ms(self) -> int:
         """When the leader was last heard of before this process began (boot clock).
@@ -186,14 +187,13 @@ class Dispatcher:
     def _why_not_lead(self) -> str:
         """A clock that is far from the journal's would stamp wrong times; empty if near."""
         state = self._journal.projection.state
-        behind_ms = state.at - self._context.store.clock_ms()
-        if behind_ms > SKEW_MAX_MS:
-            return f"this clock is {behind_ms // 1000} s behind the journal: set it right"
-        if self._page_ms is not None:
-            silence_ms = self._context.clock.boot_ms() - self._page_ms
-            ahead_ms = -behind_ms - silence_ms
-            if ahead_ms > SKEW_MAX_MS:
-                return f"this clock is {ahead_ms // 1000} s ahead of the journal: set it right"
+        if state.seq < 0:
+            return ""
+        silence_ms = self._context.clock.boot_ms() - self._page_ms
+        ahead_ms = self._context.store.clock_ms() - state.at
+        if abs(ahead_ms) > SKEW_MAX_MS + silence_ms:
+            way = "ahead of" if ahead_ms > 0 else "behind"
+            return f"this clock is {abs(ahead_ms) // 1000} s {way} the journal: set it right"
         return ""
 
     def _wake(self, decisions: Iterable[e.AnyDecision]) -> None:

@@ -40,18 +40,6 @@ class NoExecError(Exception):
     """The job was not executed; the arguments are outcome, rc and reason."""
 
 
-def reason_not_to_start(job_dir: Path, plan: Mapping[str, Any]) -> str | None:
-    """Why the attempt must not begin now, or None."""
-    if plan["boot_id"] != boot_id():
-        return "the machine was restarted after the claim"
-    late_ms = boot_ms() - plan["claim_boot_ms"]
-    if late_ms > plan["start_within_ms"]:
-        return f"{late_ms} ms passed since the claim, {plan['start_within_ms']} are allowed"
-    if (job_dir / "stop.json").exists():
-        return "stopped before it started"
-    return None
-
-
 def become_job(
     job_dir: Path, plan: Mapping[str, Any], runner_pid: int, libc: Any, channels: Channels
 ) -> NoReturn:
@@ -95,6 +83,16 @@ def _prepare(plan: Mapping[str, Any], output: int) -> None:
         ) from error
 
 
+def _too_late(plan: Mapping[str, Any]) -> str | None:
+    """Why the claim no longer allows a start, or None."""
+    if plan["boot_id"] != boot_id():
+        return "the machine was restarted after the claim"
+    late_ms = boot_ms() - plan["claim_boot_ms"]
+    if late_ms > plan["start_within_ms"]:
+        return f"{late_ms} ms passed since the claim, {plan['start_within_ms']} are allowed"
+    return None
+
+
 def _execute(job_dir: Path, plan: Mapping[str, Any]) -> NoReturn:
     program, *_ = plan["argv"]
     env = {
@@ -102,7 +100,7 @@ def _execute(job_dir: Path, plan: Mapping[str, Any]) -> NoReturn:
         "GPUQ_TOKEN": plan["token"],
         "GPUQ_CANCEL": str(job_dir / "cancel"),
     }
-    late = reason_not_to_start(job_dir, plan)
+    late = _too_late(plan)
     if late is not None:
         raise NoExecError("not_started", None, late)
     try:

@@ -40,6 +40,9 @@ from roles.processes import (
 from roles.runner import KILL_PATIENCE_MS, write_file
 from roles.runner import __file__ as RUNNER_PROGRAM
 
+REAP_QUIET_MS = 200
+"""A dead runner's job is gone when nothing of it was seen for so long."""
+
 _DEFAULTS = Timings()
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
@@ -321,7 +324,11 @@ class JobDir:
     def reap_dead(self) -> Killed:
         plan, info = self.plan(), self._info()
         assert plan is not None and info is not None and self.state() == "dead"
-        killed = kill_tree(lambda: find_tree({info.leader}, plan.token), KILL_PATIENCE_MS)
+        killed = kill_tree(
+            lambda: find_tree({info.leader}, plan.token),
+            KILL_PATIENCE_MS,
+            quiet_ms=REAP_QUIET_MS,
+        )
         # A disk that is full now may take the end of the log at another call.
         with contextlib.suppress(OSError):
             join_log(self.path, plan.log_cap_bytes)

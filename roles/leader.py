@@ -26,12 +26,15 @@ from ledger.names import Epoch, Seq, WorkerName, WriterName
 from ledger.reader import BeatTail, FactTail
 from ledger.state import RULES, State
 from ledger.stores.base import Lost, Won
-from ledger.timings import CHECKPOINT_EVERY_PAGES
+from ledger.timings import CHECKPOINT_EVERY_PAGES, SECOND_MS
 from ledger.writer import BeatWriter
 from roles.context import Context
 from roles.liveness import LivenessJudge
 from scheduling.decide import Scheduler
 from scheduling.turn import take_turn
+
+SKEW_MAX_MS = 60 * SECOND_MS
+"""A clock further than this from the journal's (plus its silence) must not lead."""
 
 BUSY_PERCENT = 15
 """A GPU that somebody else uses more than this takes no job of ours."""
@@ -56,7 +59,7 @@ class Leader:
         self._writer = writer
         self._on_page = on_page
         self._facts = FactTail(context.store, context.clock, context.timings)
-        self._beats = BeatTail(context.store, context.timings)
+        self._beats = BeatTail(context.store, context.clock, context.timings)
         self._beat_writer = BeatWriter(context.store, writer)
         self._judge = LivenessJudge(context.timings)
         self._problems: dict[WorkerName, str] = {}
@@ -64,6 +67,9 @@ class Leader:
         self._prepared = False
         """The projection holds a page that is not known to be in."""
         self._delivered: dict[WorkerName, int] = {}
+        self._page_at = -1
+        self._page_ms = 0
+        """When the newest page was made, on the journal's clock and on the boot clock."""
         self._next_beat_ms = 0
         self._next_beats_poll_ms = 0
         self._take_over_journal()
@@ -96,6 +102,7 @@ class Leader:
                 f"{self._state.leader or 'nobody'} leads epoch {self._state.epoch}, "
                 f"not {self._writer} epoch {self._epoch}"
             )
+        self._check_clock()
         self._beat()
         self._deliver()
         self._try_claims()
@@ -104,6 +111,15 @@ class Leader:
         due = self._scheduler.next_due_ms()
         if facts or seen or (due is not None and due <= self._context.store.clock_ms()):
             self._post(facts, seen, elected=False)
+
+    def _check_clock(self) -> None:
+        """Raise FencedError where this clock has left the journal's since the last page."""
+        now_ms = self._context.clock.boot_ms()
+        if self._page_at != self._state.at:
+            self._page_at, self._page_ms = self._state.at, now_ms
+        off_ms = self._context.store.clock_ms() - self._page_at
+        if abs(off_ms) > SKEW_MAX_MS + now_ms - self._page_ms:
+            raise FencedError(f"the store's clock is {off_ms // 1000} s off the journal's")
 
     # -- reading
 
@@ -114,7 +130,9 @@ class Leader:
                 self._note_beat(beat)
             self._next_beats_poll_ms = now_ms + self._context.timings.beats_poll_ms
         state = self._state
-        polled = self._facts.poll(state.writers, state.newest_stamp_ms, state.at)
+        polled = self._facts.poll(
+            state.writers, state.newest_stamp_ms, state.at, state.held_stamp_ms
+        )
         self._judge.read_succeeded(self._context.clock.boot_ms())
         facts = tuple(item for item in polled if isinstance(item, e.Posted))
         for posted in facts:

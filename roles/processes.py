@@ -138,19 +138,28 @@ class Killed(NamedTuple):
 def kill_tree(
     find: Callable[[], set[Identity]],
     patience_ms: int,
+    *,
+    quiet_ms: int = 0,
     has_children: Callable[[], bool] = lambda: False,
 ) -> Killed:
-    """KILL what ``find`` finds until there is nothing more, for at most ``patience_ms``.
+    """KILL what ``find`` finds until it finds nothing, for at most ``patience_ms``.
 
-    ``has_children`` reaps, and says whether something of the tree must still be there even
-    if ``find`` has just missed it.
+    One look is not enough: in the midst of an exec a process shows no environment. A
+    sub-reaper gives ``has_children``, which reaps and says whether something must be there
+    even if ``find`` has just missed it; others look again for ``quiet_ms``.
     """
     hit: set[Identity] = set()
-    give_up_ms = boot_ms() + patience_ms
+    last_seen_ms = boot_ms()
+    give_up_ms = last_seen_ms + patience_ms
     while True:
         more = has_children()
         alive = find()
-        if not (alive or more) or boot_ms() >= give_up_ms:
+        now_ms = boot_ms()
+        if alive or more:
+            last_seen_ms = now_ms
+        elif now_ms - last_seen_ms >= quiet_ms:
+            return Killed(hit, set())
+        if now_ms >= give_up_ms:
             return Killed(hit - alive, alive)
         for identity in alive:
             signal_process(identity, signal.SIGKILL)

@@ -41,7 +41,7 @@ from typing import Any
 if __name__ == "__main__":  # -I leaves the folder of the package out of the path
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from roles.jobexec import Channels, become_job, reason_not_to_start
+from roles.jobexec import Channels, become_job
 from roles.joblog import JobLog
 from roles.processes import (
     Identity,
@@ -94,15 +94,15 @@ class Attempt:
 
     def run(self) -> dict[str, Any]:
         """Run the job to its end; returns the result."""
-        late = reason_not_to_start(self._job_dir, self._plan)
-        if late is not None:
+        if (self._job_dir / "stop.json").exists():
             self._log.close()
-            return self._result({"outcome": "not_started", "reason": late})
+            stopped = "stopped before it started"
+            return self._result({"outcome": "not_started", "reason": stopped})
         output, status = self._start()
         while not self._over():
             self._consider_ending()
             self._pump(output)
-        killed = kill_tree(self._find_tree, KILL_PATIENCE_MS, self._reap)
+        killed = kill_tree(self._find_tree, KILL_PATIENCE_MS, has_children=self._reap)
         self._drain(output)
         self._log.close()
         return self._result(self._how_it_ended(killed) | _read_report(status))

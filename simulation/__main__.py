@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import structlog
 
 from simulation.faults import Verdict, World
+from simulation.variants import VARIANTS, broken
 
 
-def run_seed(seed: int) -> Verdict:
+def run_seed(seed: int, variant: str = "") -> Verdict:
     """One run; picklable, so that seeds can be spread over processes."""
-    return World(seed).run()
+    with broken(variant):
+        return World(seed).run()
 
 
 def main() -> int:
@@ -21,29 +27,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--seeds", default="0-99", help="one seed or a range: 17, 0-999")
     parser.add_argument("--jobs", type=int, default=1, help="processes to spread them over")
+    parser.add_argument(
+        "--variant", default="", choices=["", *VARIANTS], help="a deliberately broken protocol"
+    )
+    parser.add_argument("--first", action="store_true", help="stop at the first breach")
     arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     first, _, last = arguments.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     faults: Counter[str] = Counter()
     breaches = 0
-    for verdict in _run(seeds, arguments.jobs):
+    for verdict in _run(seeds, arguments.jobs, arguments.variant):
         faults.update(verdict.faults)
         if verdict.breach:
             breaches += 1
             print(f"seed {verdict.seed}: {verdict.breach}")
-            print(f"  repeat: python -m simulation --seeds {verdict.seed}")
+            variant = f" --variant {arguments.variant}" if arguments.variant else ""
+            print(f"  repeat: python -m simulation --seeds {verdict.seed}{variant}", flush=True)
+            if arguments.first:
+                break
         elif len(seeds) == 1:
             print(verdict)
     print(f"{len(seeds)} seeds, {breaches} breaches; faults played: {dict(sorted(faults.items()))}")
     return 1 if breaches else 0
 
 
-def _run(seeds: range, jobs: int) -> Iterator[Verdict]:
+def _run(seeds: range, jobs: int, variant: str) -> Iterator[Verdict]:
+    run = partial(run_seed, variant=variant)
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=4)
+        yield from pool.map(run, seeds, chunksize=4)
 
 
 if __name__ == "__main__":

@@ -86,20 +86,23 @@ class Connection(SettlingStore):
         rng: random.Random,
         faults: Faults,
         is_cut: Callable[[], bool],
+        error_ms: Callable[[], int],
     ) -> None:
         super().__init__(clock=clock, rng=rng)
         self._bucket = bucket
         self._faults = faults
         self._is_cut = is_cut
+        self._error_ms = error_ms
         self._offset_ms: int | None = None
         self._newest_ms = 0
 
     def clock_ms(self) -> int:
         """The store's clock, good to a second: an offset to the machine's boot clock."""
         if self._offset_ms is None:
-            error_ms = self._rng.randint(-1_000, 1_000)
-            self._offset_ms = self._bucket.hub.now_ms + error_ms - self._clock.boot_ms()
-        self._newest_ms = max(self._newest_ms, self._clock.boot_ms() + self._offset_ms)
+            inexact_ms = self._rng.randint(-1_000, 1_000)
+            self._offset_ms = self._bucket.hub.now_ms + inexact_ms - self._clock.boot_ms()
+        reading_ms = self._clock.boot_ms() + self._offset_ms + self._error_ms()
+        self._newest_ms = max(self._newest_ms, reading_ms)
         return self._newest_ms
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[Entry]:

@@ -24,6 +24,7 @@ from ledger.state import Phase, State
 from ledger.timings import Timings
 from roles.launcher import Plan
 from simulation.bucket import Bucket
+from simulation.hub import Process
 from simulation.machine import Machine
 from simulation.memory import ManualClock, MemoryStore
 from simulation.verify import verify
@@ -63,6 +64,11 @@ class Truth:
         self.declared_lost: set[tuple[str, int]] = set()
         self.cancelled: dict[JobId, int] = {}
         """When a cancel was acknowledged (true time)."""
+        self.knows_better: set[Process] = set()
+        """Dispatchers that ran before their machine's clock was stepped."""
+        self._newest_at = 0
+        self._page_ms = bucket.hub.now_ms
+        self._leader: tuple[int, str] = (0, "")
         self.wiped: set[str] = set()
         """Machines that lost a disk."""
         self.breaches: list[str] = []
@@ -83,15 +89,35 @@ class Truth:
                 signs.append(self._bucket.hub.now_ms)
 
     def _page_landed(self, page: e.Page) -> None:
-        now_ms = self._bucket.hub.now_ms
-        if abs(page.at - now_ms) > CLOCK_ERROR_MAX_MS:
-            self._breach(f"page {page.seq} is stamped {page.at - now_ms} ms off")
+        if self._bucket.hub.running in self.knows_better:
+            now_ms = self._bucket.hub.now_ms
+            off_ms = page.at - max(now_ms, self._newest_at)
+            if off_ms > CLOCK_ERROR_MAX_MS + now_ms - self._page_ms:
+                self._breach(f"page {page.seq} is stamped {off_ms} ms ahead")
+        self._newest_at = max(self._newest_at, page.at)
+        self._page_ms = self._bucket.hub.now_ms
+        elects = any(isinstance(decision, e.Elected) for decision in page.decisions)
+        if elects and page.epoch == self._leader[0] + 1:
+            self._leader = (page.epoch, page.leader)
+        if (page.epoch, page.leader) != self._leader:
+            return
         for decision in page.decisions:
             if isinstance(decision, e.LossDeclared):
                 self.declared_lost.add((decision.job, decision.attempt))
+            elif isinstance(decision, e.AttemptAssigned):
+                self._check_slots(decision)
         for seen in page.seen:
             if isinstance(seen, e.NodeSeen) and seen.liveness is e.Liveness.GONE:
                 self._check_silence(seen, page.at)
+
+    def _check_slots(self, decision: e.AttemptAssigned) -> None:
+        """No slot is given away while something of an earlier attempt runs there."""
+        for run in self.runs:
+            if run.ended_ms is None and run.worker in decision.slots:
+                self._breach(
+                    f"{run.worker} is given to {decision.job}.{decision.attempt} while "
+                    f"{run.job}.{run.attempt} runs there"
+                )
 
     def _check_silence(self, seen: e.NodeSeen, at: int) -> None:
         """Nobody is called gone who was heard meanwhile, as far as LIST can be late."""
@@ -151,14 +177,13 @@ class Truth:
         return state
 
     def _check_pages(self, store: MemoryStore, ledger: str) -> None:
-        """After each page: a slot belongs to one attempt, and losses are of what started."""
+        """Losses are of what had started by the page that declares them."""
         projection = Projection(State(ledger=ledger))
         while (body := store.get(page_key(projection.state.seq + 1))) is not None:
             page = decode_journal_page(body, "page")
             if projection.is_legitimate(page):
                 _check_losses(projection, page)
             projection.apply(page, hashlib.sha256(body).hexdigest())
-            _check_slots(projection.state)
 
     def _check_readers(self, store: MemoryStore, ledger: str) -> State:
         report = verify(store, ledger)
@@ -253,20 +278,6 @@ def _check_losses(projection: Projection, page: e.Page) -> None:
             known = attempt is not None and attempt.phase >= Phase.STARTED
             if not known and (decision.job, decision.attempt) not in seen | told:
                 raise Breach(f"page {page.seq} loses {decision.job}, whose claim is open")
-
-
-def _check_slots(state: State) -> None:
-    holders: dict[str, str] = {}
-    for job in state.jobs.values():
-        for attempt in job.attempts:
-            if attempt.phase >= Phase.LOST:
-                continue
-            for slot in attempt.slots:
-                if slot in holders:
-                    raise Breach(
-                        f"page {state.seq}: {slot} is held by {holders[slot]} and {job.id}"
-                    )
-                holders[slot] = job.id
 
 
 def frozen(bucket: Bucket) -> MemoryStore:

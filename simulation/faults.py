@@ -14,16 +14,19 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 
 from ledger import events as e
+from ledger import state as ledger_state
 from ledger.errors import GpuqError, LedgerError, TransientError
 from ledger.events import JobState
 from ledger.names import JobId, NodeName, WorkerName, new_job_id, worker_name
 from ledger.state import State
 from ledger.timings import SECOND_MS, Timings
 from ledger.writer import FactWriter, drain_spools
+from roles import leader as leader_module
 from roles.context import Context
 from roles.dispatcher import Dispatcher
 from roles.host import DISPATCHER
@@ -42,6 +45,7 @@ FAULTS_MS = 400 * SECOND_MS
 """How long faults are played."""
 DRAIN_MS = 1_500 * SECOND_MS
 """How long everything may take to end after them."""
+GAP_MS, GAP_HELD_MS = 20 * SECOND_MS, 140 * SECOND_MS
 CHECKPOINT_EVERY_PAGES = 20
 
 TIMINGS = msgspec.structs.replace(
@@ -50,7 +54,7 @@ TIMINGS = msgspec.structs.replace(
     follow_min_ms=1_000,
     follow_max_ms=1_500,
     mailbox_alone_ms=2_000,
-    overlap_long_ms=120_000,
+    overlap_long_ms=140_000,
     overlap_long_every_ms=30_000,
     worker_tick_ms=1_000,
     respawn_ms=2_000,
@@ -106,6 +110,9 @@ class World:
         self.machines: list[Machine] = []
         self.healed = False
         self.played: Counter[str] = Counter()
+        self._strike_rate = self.rng.choice((0.0, 0.0, 0.02, 0.1))
+        self._strikes = random.Random(self.rng.getrandbits(64))
+        self.bucket.watchers.append(self._strike)
         for number in range(self.rng.randint(2, 3)):
             self._add_machine(f"n{number}", self.rng.randint(1, 2))
 
@@ -164,6 +171,7 @@ class World:
             rng=random.Random(self.rng.getrandbits(64)),
             faults=self.faults,
             is_cut=lambda: machine.cut,
+            error_ms=lambda: machine.store_error_ms,
         )
         return Context(
             store=store,
@@ -240,7 +248,7 @@ class World:
             idempotent=self.rng.random() < 0.5,
             estimate_ms=self.rng.choice((0, 1_000, 60_000)),
         )
-        self.work[job] = Work(self.rng.choice((500, 5_000, 40_000, 150_000)), number % 4)
+        self.work[job] = Work(self.rng.choice((500, 5_000, 40_000, 150_000, 400_000)), number % 4)
         submitted = e.Submitted(at=self.hub.now_ms, job=spec)
         self._command(machine, submitted, lambda: self.truth.acknowledged.add(job))
         if self.rng.random() < 0.25:
@@ -276,9 +284,31 @@ class World:
                 writer.close()
                 return
 
-        machine.processes[name] = self.hub.spawn(f"{machine.name}/{name}", body)
+        process = self.hub.spawn(f"{machine.name}/{name}", body)
+        machine.processes[name] = process
+        if self.rng.random() < 0.1:
+            at_ms = self.hub.now_ms + self.rng.randint(0, 100)
+            self.hub.call_at(at_ms, lambda: self._unless_healed(lambda: process.freeze(250_000)))
 
     # -- faults
+
+    def _strike(self, key: str, body: bytes) -> None:
+        """Right after something landed, its writer is killed, or its machine sleeps."""
+        process = self.hub.running
+        if self.healed or process is None or self._strikes.random() >= self._strike_rate:
+            return
+        name, _, role = process.name.partition("/")
+        machine = next(m for m in self.machines if m.name == name)
+        at_ms = self.hub.now_ms + self._strikes.randint(0, 60)
+        if self._strikes.random() < 0.8:
+            self.played["kill after a write"] += 1
+            self.hub.call_at(at_ms, lambda: machine.kill(role))
+        else:
+            self.hub.call_at(at_ms, lambda: self._sleep(machine, 250_000))
+
+    def _unless_healed(self, fault: Callable[[], None]) -> None:
+        if not self.healed:
+            fault()
 
     def plan_faults(self) -> None:
         kinds = (
@@ -295,6 +325,8 @@ class World:
             self.hub.call_at(at_ms, fault)
         if self.rng.random() < 0.1:
             self.hub.call_at(START_MS + self.rng.randint(0, FAULTS_MS), self._freeze_all)
+        if self.rng.random() < 0.3:
+            self.hub.call_at(START_MS + self.rng.randint(0, FAULTS_MS), self._step_clock)
 
     def _kill(self) -> None:
         machine = self.rng.choice(self.machines)
@@ -314,11 +346,22 @@ class World:
     def _suspend(self) -> None:
         """A whole machine sleeps: its processes, and its jobs with them."""
         machine = self.rng.choice(self.machines)
+        self._sleep(machine, self.rng.choice((15_000, 60_000, 250_000)))
+
+    def _sleep(self, machine: Machine, duration_ms: int) -> None:
         self.played["suspend"] += 1
-        duration_ms = self.rng.choice((15_000, 60_000, 250_000))
         for process in machine.processes.values():
             process.freeze(duration_ms)
         machine.asleep_until_ms = self.hub.now_ms + duration_ms
+
+    def _step_clock(self) -> None:
+        """One machine's idea of the store's time is suddenly wrong (a folder's clock)."""
+        machine = self.rng.choice(self.machines)
+        self.played["clock step"] += 1
+        machine.store_error_ms = self.rng.choice((85_000, -85_000))
+        for name, process in machine.processes.items():
+            if name == DISPATCHER and not process.ended:
+                self.truth.knows_better.add(process)
 
     def _freeze_all(self) -> None:
         self.played["freeze everyone"] += 1
@@ -354,10 +397,19 @@ class World:
                 setattr(self.faults, field, 0)
         for machine in self.machines:
             machine.cut = False
+            machine.store_error_ms = 0
 
     # -- the run
 
     def run(self) -> Verdict:
+        with (
+            patch.object(ledger_state, "GAP_MS", GAP_MS),
+            patch.object(ledger_state, "GAP_HELD_MS", GAP_HELD_MS),
+            patch.object(leader_module, "CHECKPOINT_EVERY_PAGES", CHECKPOINT_EVERY_PAGES),
+        ):
+            return self._run()
+
+    def _run(self) -> Verdict:
         breach = ""
         self.plan_users()
         self.plan_faults()

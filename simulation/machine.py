@@ -83,6 +83,8 @@ class Machine:
         self.processes: dict[str, Process] = {}
         self.cut = False
         """Its route to the bucket is gone."""
+        self.store_error_ms = 0
+        """How far this machine's reckoning of the store's clock is off."""
         self.asleep_until_ms = 0
         """Until then its jobs do nothing either."""
         self.start: Callable[[str], Process] | None = None
@@ -134,6 +136,9 @@ class Machine:
 class Attempt:
     """One attempt on one machine: disk state, and the process if it runs."""
 
+    claim_expires = True
+    """The runner does not execute under a claim that is too old."""
+
     def __init__(self, machine: Machine, worker: str, job: str, number: int) -> None:
         self._machine = machine
         self._worker = worker
@@ -178,7 +183,8 @@ class Attempt:
             self._machine.hub.call_at(self._machine.asleep_until_ms, self._execute)
             return
         clock = MachineClock(self._machine)
-        late = clock.boot_ms() - plan.claim_boot_ms > plan.start_within_ms
+        age_ms = clock.boot_ms() - plan.claim_boot_ms
+        late = self.claim_expires and age_ms > plan.start_within_ms
         if late or plan.boot_id != self._machine.boot_id:
             self._runner_alive = False
             self._result = self._make_result("not_started", None, "the claim is too old")

@@ -105,7 +105,7 @@ class _Verifier:
         sha256 = hashlib.sha256(body).hexdigest()
         try:
             page = decode_journal_page(body, key)
-        except (LedgerError, msgspec.DecodeError) as error:
+        except LedgerError as error:
             if isinstance(error, UpgradeError) and self._link_after(seq) == sha256:
                 raise
             return Difference(

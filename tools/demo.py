@@ -12,8 +12,10 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from ledger.clock import SystemClock
 from ledger.events import JobState
@@ -32,11 +34,19 @@ WEIGHTS = {"astro": 4, "bio": 2, "chem": 1}
 DISCIPLINE = "sfq"
 """Start order: the one for which the bound of "Fair sharing" is a theorem."""
 
+
+class Batch(NamedTuple):
+    """An organization's share of the backlog. ``estimate`` is what a job is charged at first."""
+
+    jobs: int
+    work_us: int
+    estimate: str
+
+
 BATCHES = {
-    # organization: (jobs, their work in microseconds, the estimate that is charged)
-    "astro": (36, 650_000, "1s"),
-    "bio": (8, 1_650_000, "2s"),
-    "chem": (9, 650_000, "1s"),
+    "astro": Batch(jobs=36, work_us=650_000, estimate="1s"),
+    "bio": Batch(jobs=8, work_us=1_650_000, estimate="2s"),
+    "chem": Batch(jobs=9, work_us=650_000, estimate="1s"),
 }
 KINDS = ("hash", "sort", "primes")
 SHORT_JOBS = 4
@@ -45,7 +55,8 @@ PINNED_TO = "n1-cpu0"
 
 START_TIMEOUT_S = 30
 RUN_TIMEOUT_S = 180
-ASSUMED_WORK_LINE = "work_us=650000"
+WORK_LINE = "work_us=650000"
+"""Of the scripts; each job gets its own copy with another number."""
 
 POLICY = f"""\
 [organizations]
@@ -75,7 +86,7 @@ def main() -> int:
         print(f"what the processes said is in {folder}/*.log and {folder}/state")
         return 1
     print("all as expected. Try on it:")
-    for command in ("status", "status 01_train.sh", "logs fail.sh", "nodes", "replay verify"):
+    for command in ("status", "status 01_train.sh", "logs fail.sh", "nodes --all", "replay verify"):
         print(f"  {_command()} {command} --store {folder / 'ledger'}")
     return 0
 
@@ -125,12 +136,12 @@ class Demo:
 
     def _submit(self, organization: str) -> list[str]:
         """Ids of the organization's batch, then of what is special about it."""
-        jobs, work_us, estimate = BATCHES[organization]
-        batch = [
-            self._script(KINDS[n % len(KINDS)], f"{organization}-{n:02d}", work_us)
-            for n in range(jobs)
+        batch = BATCHES[organization]
+        scripts = [
+            self._script(KINDS[n % len(KINDS)], f"{organization}-{n:02d}", batch.work_us)
+            for n in range(batch.jobs)
         ]
-        ids = self._call_submit(organization, "--estimate", estimate, *batch)
+        ids = self._call_submit(organization, "--estimate", batch.estimate, *scripts)
         match organization:
             case "astro":
                 short = [
@@ -153,11 +164,9 @@ class Demo:
     def _script(self, kind: str, suffix: str, work_us: int) -> str:
         """A script of its own in the project folder that works for ``work_us``."""
         text = (SCRIPTS / f"{kind}.sh").read_text()
-        assert ASSUMED_WORK_LINE in text, kind
+        assert WORK_LINE in text, kind
         name = f"{kind}-{suffix}.sh"
-        (self._fleet.work_dir / name).write_text(
-            text.replace(ASSUMED_WORK_LINE, f"work_us={work_us}")
-        )
+        (self._fleet.work_dir / name).write_text(text.replace(WORK_LINE, f"work_us={work_us}"))
         return name
 
     def _copy(self, name: str) -> str:
@@ -171,7 +180,7 @@ class Demo:
             batch={
                 JobId(job)
                 for organization, jobs in self._ids.items()
-                for job in jobs[: BATCHES[organization][0]]
+                for job in jobs[: BATCHES[organization].jobs]
             },
             weights=WEIGHTS,
             slots=sum(NODES.values()),
@@ -203,8 +212,7 @@ class Demo:
         self._fleet.wait_until(all_ended, deadline_s=RUN_TIMEOUT_S, what="every job ended")
 
 
-def _named(jobs: object, name: str) -> Job | None:
-    assert hasattr(jobs, "__iter__")
+def _named(jobs: Iterable[Job], name: str) -> Job | None:
     return next((job for job in jobs if job.spec.name == name), None)
 
 

@@ -138,3 +138,21 @@ def test_the_tool_of_the_checkout_is_the_same_command(
     tool = output("tools/replay.py")
     assert "identical" in tool
     assert tool == output("-m", "gpuq", "replay")
+
+
+@pytest.mark.parametrize(("patience_ms", "is_drawn"), [(0, True), (60_000, False)])
+def test_progress_is_shown_on_a_terminal_once_it_takes_long_and_is_wiped(
+    ledger: Path,
+    bodies: list[bytes],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    patience_ms: int,
+    is_drawn: bool,
+) -> None:
+    monkeypatch.setattr("gpuq.replay.PATIENCE_MS", patience_ms)
+    monkeypatch.setattr("gpuq.replay.REDRAW_MS", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run(["replay", "verify", "--store", str(ledger)]) == 0
+    err = capsys.readouterr().err
+    assert (f"\r{len(bodies)} pages, " in err) == is_drawn
+    assert err.endswith("\r\x1b[K") == is_drawn

@@ -64,7 +64,7 @@ def bodies_of(made: World) -> list[bytes]:
     return [encode(page) for page in made.pages]
 
 
-# --- following -------------------------------------------------------------------------
+# --- following --------------------------------------------------------------------------
 
 
 def test_a_reader_agrees_with_the_leader() -> None:
@@ -257,7 +257,7 @@ def test_loading_forgets_what_was_prepared() -> None:
     assert journal.projection.state == made.state
 
 
-# --- posting --------------------------------------------------------------------------
+# --- posting ----------------------------------------------------------------------------
 
 
 def test_posting_creates_the_page_once() -> None:

@@ -295,6 +295,16 @@ def test_a_stamp_from_the_future_hides_nothing_that_comes_after_it() -> None:
     assert reader.numbers() == [(A, 0)]
 
 
+def test_a_stamp_from_the_future_hides_nothing_that_came_while_nobody_led() -> None:
+    store, reader = make()
+    put(store, 0, writer=B, stamp_ms=T0 + DAY_MS)
+    reader.admit(reader.poll(), at_ms=T0)
+    put(store, 0, stamp_ms=T0 + SECOND_MS)
+    store.clock.advance_ms(3 * HOUR_MS)
+    reader.tail = FactTail(store, store.clock, TIMINGS)
+    assert reader.numbers() == [(A, 0)]
+
+
 def test_an_older_fold_is_given_again_what_it_has_not_admitted() -> None:
     store, reader = make()
     old = put(store, 0, stamp_ms=T0 - HOUR_MS)
@@ -516,7 +526,7 @@ def beats(tail: BeatTail) -> list[tuple[str, int]]:
 
 def test_beats_are_given_once_and_of_each_writer_the_newest() -> None:
     store, _ = make()
-    tail = BeatTail(store, TIMINGS)
+    tail = BeatTail(store, store.clock, TIMINGS)
     put_beat(store, 0)
     put_beat(store, 1)
     put_beat(store, 0, "node2~bbbbbbbb")
@@ -533,14 +543,14 @@ def test_the_first_look_at_beats_goes_back_three_intervals() -> None:
     store.clock.advance_ms(1)
     put_beat(store, 0, "node2~bbbbbbbb")
     store.clock.advance_ms(3 * TIMINGS.beat_ms)
-    tail = BeatTail(store, TIMINGS)
+    tail = BeatTail(store, store.clock, TIMINGS)
     assert beats(tail) == [("node2~bbbbbbbb", 0)]
     assert beats(tail) == []
 
 
 def test_a_beat_that_lands_late_or_is_listed_late_is_given() -> None:
     store, _ = make()
-    tail = BeatTail(store, TIMINGS)
+    tail = BeatTail(store, store.clock, TIMINGS)
     late = put_beat(store, 0, "node1~aaaaaaaa")
     store.hidden = {late}
     store.clock.advance_ms(MINUTE_MS)
@@ -552,9 +562,38 @@ def test_a_beat_that_lands_late_or_is_listed_late_is_given() -> None:
     assert beats(tail) == [("node1~aaaaaaaa", 0)]
 
 
+def test_a_node_whose_clock_is_minutes_behind_is_heard() -> None:
+    store, _ = make()
+    tail = BeatTail(store, store.clock, TIMINGS)
+    heard = []
+    for n in range(10):
+        put_beat(store, n, "node2~bbbbbbbb")
+        store.clock.step_wall_ms(-10 * MINUTE_MS)
+        put_beat(store, n, "node1~aaaaaaaa")
+        store.clock.step_wall_ms(10 * MINUTE_MS)
+        heard.extend(beats(tail))
+        store.clock.advance_ms(MINUTE_MS)
+    late = [n for writer, n in heard if writer.startswith("node1")]
+    assert late == list(range(late[0], 10))
+    assert late[0] <= 3
+
+
+def test_an_old_beat_of_a_dead_node_is_no_news_to_a_new_tail() -> None:
+    store, _ = make()
+    put_beat(store, 7, "node1~aaaaaaaa")
+    store.clock.advance_ms(30 * MINUTE_MS)
+    tail = BeatTail(store, store.clock, TIMINGS)
+    heard = []
+    for n in range(5):
+        put_beat(store, n, "node2~bbbbbbbb")
+        heard.extend(beats(tail))
+        store.clock.advance_ms(MINUTE_MS)
+    assert {writer for writer, _ in heard} == {"node2~bbbbbbbb"}
+
+
 def test_a_beat_from_the_future_hides_no_other() -> None:
     store, _ = make()
-    tail = BeatTail(store, TIMINGS)
+    tail = BeatTail(store, store.clock, TIMINGS)
     store.clock.step_wall_ms(DAY_MS)
     put_beat(store, 0, "node1~aaaaaaaa")
     store.clock.step_wall_ms(-DAY_MS)
@@ -580,7 +619,7 @@ def test_what_cannot_be_read_of_a_beat_is_left_out(body: bytes, node: str, fmt: 
     key = BeatKey(stamp_ms=T0, writer=WriterName("node1~aaaaaaaa"), n=3)
     store.put_once(key.format(), body)
     store.put_once("beats/stray", b"")
-    [beat] = BeatTail(store, TIMINGS).poll()
+    [beat] = BeatTail(store, store.clock, TIMINGS).poll()
     assert (beat.writer, beat.n, beat.node, beat.format) == (key.writer, 3, node, fmt)
     assert beat.at == (5 if node else T0)
     assert beat.newest == ({"a": "b"} if node else {})

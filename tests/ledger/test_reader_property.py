@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 from hypothesis import settings
@@ -38,6 +38,8 @@ class FaultyStore(MemoryStore):
         self.skew_ms = 0
         self.late: list[tuple[str, bytes]] = []
         self.landed_ms: dict[str, int] = {}
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What the world does while a slow put is on its way."""
 
     def clock_ms(self) -> int:
         return super().clock_ms() + self.skew_ms
@@ -50,6 +52,7 @@ class FaultyStore(MemoryStore):
             raise TransientError("no answer, and it lands later")
         if self._chance(0.1):
             self.clock.advance_ms(self.rng.choice([59 * SECOND_MS, 61 * SECOND_MS, 3 * HOUR_MS]))
+            self.meanwhile()
         super().put_once(key, body)
         self.landed_ms.setdefault(key, self.clock.boot_ms())
         if self._chance(0.1):
@@ -93,13 +96,14 @@ class Fold(msgspec.Struct, frozen=True):
     def after(self, facts: list[Posted], at_ms: int) -> Fold:
         """Fails where a fact is doubled, skipped or out of its writer's order."""
         writers, newest_ms = dict(self.writers), self.newest_ms
+        at_ms = max(at_ms, self.at_ms + 1)
         for posted in facts:
             fact, key = posted.fact, FactKey.parse(posted.key)
             assert (fact.writer, fact.n) == (key.writer, key.n)
             assert fact.n == writers.get(fact.writer, 0)
             writers[fact.writer] = fact.n + 1
-            newest_ms = max(newest_ms or 0, key.stamp_ms)
-        return Fold(writers, newest_ms, max(at_ms, self.at_ms + 1))
+            newest_ms = max(newest_ms or 0, min(key.stamp_ms, at_ms))
+        return Fold(writers, newest_ms, at_ms)
 
 
 class Tailing(RuleBasedStateMachine):
@@ -114,6 +118,28 @@ class Tailing(RuleBasedStateMachine):
         self.folds = [Fold({}, None, 0)]
         self.tail = self.new_tail()
         self.writer_starts()
+        self.store.meanwhile = self.others_go_on
+
+    def others_go_on(self) -> None:
+        """A one-shot writer reports something, and it is admitted."""
+        self.store.meanwhile = lambda: None
+        writer = FactWriter(self.store, self.rng, TIMINGS, self.spools, "cli")
+        self.report(writer)
+        with contextlib.suppress(TransientError):
+            writer.flush()
+        writer.close()
+        self.page_is_won(1)
+        self.store.meanwhile = self.others_go_on
+
+    @rule(rounds=st.integers(1, 8))
+    def all_are_busy(self, rounds: int) -> None:
+        """Everybody reports and flushes, and every few seconds a page is won."""
+        for _ in range(rounds):
+            for which in range(len(self.writers)):
+                self.writer_reports(which, 1)
+                self.writer_flushes(which, 0)
+            self.clock.advance_ms(5 * SECOND_MS)
+            self.page_is_won(1)
 
     @rule()
     def writer_starts(self) -> None:
@@ -126,8 +152,7 @@ class Tailing(RuleBasedStateMachine):
     def writer_reports(self, which: int, count: int) -> None:
         writer = self.writer(which)
         for _ in range(count):
-            n = writer.report(CancelRequested(at=T0, job=JobId("abcdefgh")))
-            self.reported[writer.writer] = n + 1
+            self.report(writer)
 
     @rule(which=st.integers(0, 3), skew_ms=st.sampled_from([0, 0, -20 * SECOND_MS, 5 * HOUR_MS]))
     def writer_flushes(self, which: int, skew_ms: int) -> None:
@@ -207,6 +232,10 @@ class Tailing(RuleBasedStateMachine):
         assert len(facts) == len(page), "a good fact was refused"
         fold.after(facts, fold.at_ms)
         return facts
+
+    def report(self, writer: FactWriter) -> None:
+        n = writer.report(CancelRequested(at=T0, job=JobId("abcdefgh")))
+        self.reported[writer.writer] = n + 1
 
     def writer(self, which: int) -> FactWriter:
         return self.writers[which % len(self.writers)]

@@ -52,6 +52,8 @@ def test_an_attempt_goes_from_absent_to_ended(attempts: Attempts) -> None:
     assert job.runner() == runner
     assert leader is not None
     assert is_alive(leader)
+    assert os.getsid(runner.pid) == runner.pid, "the worker's terminal could end it"
+    assert os.getsid(leader.pid) == leader.pid
     (attempts.root / "gate").write_text("go\n")
     assert finish(job).rc == 0
     assert job.state() == "ended"

@@ -169,8 +169,15 @@ def test_what_cannot_be_killed_is_named() -> None:
 
 def test_killing_goes_on_while_something_must_be_there() -> None:
     answers = iter([True, True, False])
-    kill_tree(set, 5_000, lambda: next(answers))
+    kill_tree(set, 5_000, has_children=lambda: next(answers))
     assert list(answers) == []
+
+
+def test_what_one_look_missed_is_found_by_another() -> None:
+    latecomer = Identity(1, -1, "a process that was in the midst of an exec")
+    looks = iter([set(), {latecomer}])
+    killed = kill_tree(lambda: next(looks, set()), 5_000, quiet_ms=50)
+    assert (killed.gone, killed.left) == ({latecomer}, set())
 
 
 def test_the_count_of_oom_kills_is_a_number_where_there_is_one() -> None:

@@ -264,6 +264,15 @@ def test_a_second_stop_shortens_the_grace_and_keeps_the_first_reason(
     assert result.oom is False
 
 
+def test_a_second_stop_cannot_lengthen_the_grace(attempts: Attempts) -> None:
+    job = attempts.start("bash", "-c", "trap '' TERM; echo ready; sleep 300")
+    wait_for_log(job, b"ready")
+    job.stop("first", 1_500)
+    wait_until((job.path / "cancel").exists, deadline_s=DEADLINE_S, what="the first stop")
+    job.stop("second", 600_000)
+    assert finish(job).signal == "KILL"
+
+
 def test_a_stop_is_noticed_without_its_signal(attempts: Attempts) -> None:
     job = attempts.start("bash", "-c", "echo ready; sleep 300")
     wait_for_log(job, b"ready")
@@ -379,14 +388,28 @@ def run_with_file_limit(job: JobDir, size_bytes: int) -> None:
 CGROUPS = Path("/sys/fs/cgroup/memory")
 
 
+HUNGRY = f"{sys.executable} -c 'print(len(bytearray(400_000_000)))'"
+
+
 @pytest.mark.skipif(
     not os.access(CGROUPS / "cgroup.procs", os.W_OK), reason="needs a memory cgroup (v1)"
 )
-def test_a_job_killed_for_memory_is_told_from_one_that_was_killed(attempts: Attempts) -> None:
+@pytest.mark.parametrize(
+    ("script", "outcome", "is_oom"),
+    [
+        (f"exec {HUNGRY}", "exited", True),
+        (HUNGRY, "exited", True),
+        (f"{HUNGRY}; exit 1", "exited", False),
+        (f"trap '' TERM; {HUNGRY}; sleep 300", "timeout", False),
+    ],
+)
+def test_a_job_killed_for_memory_is_told_from_one_that_was_killed(
+    attempts: Attempts, script: str, outcome: str, is_oom: bool
+) -> None:
     group = CGROUPS / f"gpuq-test-{os.getpid()}"
     job = attempts.new()
-    hungry = "x = bytearray(400_000_000); print(len(x))"
-    job.prepare(a_plan((sys.executable, "-c", hungry)), None)
+    plan = a_plan(("bash", "-c", script), time_limit_ms=4_000, grace_ms=100)
+    job.prepare(plan, None)
     command = [sys.executable, "-I", "-S", RUNNER_PROGRAM, str(job.path)]
     group.mkdir()
     try:
@@ -396,11 +419,12 @@ def test_a_job_killed_for_memory_is_told_from_one_that_was_killed(attempts: Atte
             check=True,
             timeout=DEADLINE_S,
         )
+        assert "oom_kill 1" in (group / "memory.oom_control").read_text()
     finally:
         group.rmdir()
     result = job.result()
     assert result is not None
-    assert (result.outcome, result.rc, result.oom) == ("exited", 137, True)
+    assert (result.outcome, result.oom) == (outcome, is_oom)
 
 
 # --- the program itself ------------------------------------------------------------------

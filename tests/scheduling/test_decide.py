@@ -21,7 +21,7 @@ def kinds(world: World) -> list[str]:
     return [k for d in world.turn() if (k := e.kind_of(d)) not in ("block", "free")]
 
 
-# --- nothing is left to decide ---------------------------------------------------------------
+# --- nothing is left to decide ----------------------------------------------------------
 
 
 def test_a_second_look_at_the_same_time_decides_nothing() -> None:
@@ -42,7 +42,7 @@ def test_an_election_by_itself_decides_nothing_else() -> None:
     assert world.turn(elected=True) == [e.Elected(format=e.SCHEMA)]
 
 
-# --- a node that is silent ---------------------------------------------------------------------
+# --- a node that is silent --------------------------------------------------------------
 
 
 def test_what_is_not_claimed_is_taken_back_from_a_stale_node() -> None:
@@ -172,7 +172,7 @@ def test_what_nobody_reports_is_lost_when_the_node_is_gone() -> None:
     assert world.job(job).state is JobState.NODE_FAIL
 
 
-# --- a worker that is in trouble ----------------------------------------------------------------
+# --- a worker that is in trouble --------------------------------------------------------
 
 
 @pytest.mark.parametrize("trouble", ["retired", "problem", "drained"])
@@ -212,7 +212,7 @@ def test_a_job_taken_back_runs_elsewhere_with_the_next_number() -> None:
     assert [(a.number, a.lead) for a in world.job(job).attempts] == [(1, W0), (2, "n2-cpu0")]
 
 
-# --- stops ---------------------------------------------------------------------------------------
+# --- stops ------------------------------------------------------------------------------
 
 
 def test_a_stop_carries_the_grace_of_the_cancel_or_the_job() -> None:
@@ -242,7 +242,7 @@ def test_a_cancel_in_the_page_of_the_end_is_nothing() -> None:
     assert world.job(job).state is JobState.FAILED
 
 
-# --- overruns --------------------------------------------------------------------------------------
+# --- overruns ---------------------------------------------------------------------------
 
 
 def test_an_overrun_is_charged_as_it_grows() -> None:
@@ -279,7 +279,7 @@ def test_what_is_lost_is_charged_no_more() -> None:
     assert world.turn(after_ms=10_000_000) == []
 
 
-# --- estimates ---------------------------------------------------------------------------------------
+# --- estimates --------------------------------------------------------------------------
 
 
 def charged_ms(world: World, **spec: object) -> int:

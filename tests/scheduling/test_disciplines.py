@@ -60,7 +60,7 @@ def order(world: World) -> list[str]:
     return [world.job(d.job).spec.name for d in line.dispatched]
 
 
-# --- shares ----------------------------------------------------------------------------
+# --- shares -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("discipline", ["wfq", "sfq"])
@@ -152,7 +152,7 @@ def test_wfq_favours_short_jobs_and_sfq_starts_a_new_flows_long_one() -> None:
         assert "".join(order(world)).startswith(names), discipline
 
 
-# --- the bound between two backlogged flows ------------------------------------------------
+# --- the bound between two backlogged flows ---------------------------------------------
 
 workloads = st.lists(
     st.tuples(
@@ -205,7 +205,7 @@ def test_charged_service_of_backlogged_flows_stays_within_one_job_each(
         assert max(lead) - min(lead) <= bound + rounding
 
 
-# --- fifo, strict, ties ----------------------------------------------------------------------
+# --- fifo, strict, ties -----------------------------------------------------------------
 
 
 def test_fifo_is_the_order_of_arrival_whatever_the_weights() -> None:

@@ -164,7 +164,7 @@ def test_a_job_pinned_to_a_busy_worker_does_not_hold_up_its_flow() -> None:
     ]
 
 
-# --- which slots serve -------------------------------------------------------------------
+# --- which slots serve ------------------------------------------------------------------
 
 
 def stale(world: World) -> None:
@@ -235,7 +235,7 @@ def test_a_worker_outside_its_pools_roster_serves_nothing() -> None:
     assert [world.attempt(job).lead for job in world.assigned()] == ["n2-cpu0"]
 
 
-# --- why a flow is passed over --------------------------------------------------------------
+# --- why a flow is passed over ----------------------------------------------------------
 
 
 def reasons(world: World) -> list[str]:

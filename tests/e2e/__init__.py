@@ -1,0 +1,1 @@
+"""Real processes, real ``kill -9``, real servers."""

@@ -1,0 +1,201 @@
+"""What must be true after every page, computed from the state and the pages alone."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from ledger import events as e
+from ledger.events import AttemptRef, JobState, Liveness
+from ledger.names import FlowId, JobId, WorkerName
+from ledger.state import Job, Phase, State, Worker
+from tests.world import World
+
+Bank = tuple[str, str, int, str]
+
+
+class History:
+    """Checks a world page by page; remembers what may not be taken back."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.submitted: set[JobId] = set()
+        self._final: dict[JobId, JobState] = {}
+        self._virtual_times: dict[str, int] = {}
+        self._numbers: Counter[WorkerName] = Counter()
+
+    def check(self) -> None:
+        state = self.world.state
+        self._check_virtual_time(state)
+        self._check_ends(state)
+        self._check_mailboxes(state)
+        self._check_jobs(state)
+        check_flows(state)
+        check_slots(state)
+        for pool in state.pools:
+            check_no_slot_is_left_idle(state, pool)
+        check_blocked_flows(state)
+
+    def _check_virtual_time(self, state: State) -> None:
+        for name, clock in state.pools.items():
+            assert clock.virtual_time >= self._virtual_times.get(name, 0)
+            self._virtual_times[name] = clock.virtual_time
+
+    def _check_ends(self, state: State) -> None:
+        """Ends are final, but that a loss is provisional."""
+        standing = {job.id: job.state for job in state.jobs.values()}
+        standing |= {job: archived.state for job, archived in state.archive.items()}
+        for job, final in self._final.items():
+            assert standing[job] is final, job
+        for job, is_at in standing.items():
+            if is_at.ended and is_at is not JobState.NODE_FAIL:
+                self._final[job] = is_at
+        assert sorted(state.ended) == sorted(j.id for j in state.jobs.values() if j.state.ended)
+
+    def _check_mailboxes(self, state: State) -> None:
+        """Numbers are dense, and every message that may be unread is kept."""
+        for decision in self.world.pages[-1].decisions:
+            match decision:
+                case e.AttemptAssigned():
+                    name = decision.slots[0]
+                case e.StopOrdered():
+                    name = decision.worker
+                case _:
+                    continue
+            assert decision.message == self._numbers[name]
+            self._numbers[name] += 1
+        for name, worker in state.workers.items():
+            assert worker.next_message == self._numbers[name]
+            assert list(worker.messages) == list(range(worker.cursor, worker.next_message))
+
+    def _check_jobs(self, state: State) -> None:
+        assert state.jobs.keys() | state.archive.keys() == self.submitted
+        assert not state.jobs.keys() & state.archive.keys()
+        for job in state.jobs.values():
+            assert [a.number for a in job.attempts] == list(range(1, len(job.attempts) + 1))
+            check_standing(job)
+        revoking = [
+            AttemptRef(job.id, attempt.number)
+            for job in state.jobs.values()
+            for attempt in job.attempts
+            if attempt.phase is Phase.REVOKING
+        ]
+        assert Counter(state.revoking) == Counter(revoking)
+
+
+def check_standing(job: Job) -> None:
+    """The state of a job is that of its last attempt, and the others are over."""
+    for attempt in job.attempts[:-1]:
+        assert attempt.phase in (Phase.LOST, Phase.ENDED)
+    phase = job.last.phase if job.last is not None else None
+    expected = {
+        JobState.ASSIGNED: {Phase.ASSIGNED, Phase.REVOKING},
+        JobState.RUNNING: {Phase.STARTED},
+        JobState.STOPPING: {Phase.STOPPING},
+    }.get(job.state, {None, Phase.LOST, Phase.ENDED})
+    assert phase in expected, (job.state, phase)
+    assert job.state.ended == (job.ended_at is not None)
+    assert job.cancel is None or not job.state.queued
+    for attempt in job.attempts:
+        assert attempt.settled == (attempt.phase >= Phase.LOST or attempt.settled)
+        if attempt.phase in (Phase.ASSIGNED, Phase.REVOKING):
+            assert not attempt.settled
+
+
+def check_flows(state: State) -> None:
+    """Counters are what they count; every charge is open or settled, and settled once."""
+    waiting: Counter[FlowId] = Counter()
+    running: Counter[FlowId] = Counter()
+    for job in state.jobs.values():
+        waiting[job.spec.flow] += job.state is JobState.PENDING
+        running[job.spec.flow] += sum(not attempt.settled for attempt in job.attempts)
+    by_pool: Counter[tuple[str, str]] = Counter()
+    for name, flow in state.flows.items():
+        assert (flow.waiting, flow.running) == (waiting[name], running[name]), name
+        by_pool[flow.pool, "waiting"] += flow.waiting
+        by_pool[flow.pool, "running"] += flow.running
+    for pool, clock in state.pools.items():
+        assert clock.waiting == by_pool[pool, "waiting"]
+        assert clock.running == by_pool[pool, "running"]
+
+
+def check_slots(state: State) -> None:
+    """A slot has the occupant that has the slot; what is not claimed has all its slots."""
+    for name, worker in state.workers.items():
+        if worker.occupant is not None:
+            attempt = state.jobs[worker.occupant.job].attempt(worker.occupant.attempt)
+            assert attempt is not None
+            assert name in attempt.slots
+            assert attempt.phase is not Phase.ENDED
+    for job in state.jobs.values():
+        for attempt in job.attempts:
+            if attempt.phase in (Phase.ASSIGNED, Phase.REVOKING):
+                ref = AttemptRef(job.id, attempt.number)
+                assert {state.workers[name].occupant for name in attempt.slots} == {ref}
+
+
+# --- who could run, computed the slow way -----------------------------------------------
+
+
+def serves(state: State, worker: Worker) -> bool:
+    node = state.nodes[worker.node]
+    return (
+        worker.ready
+        and not worker.retired
+        and not worker.problem
+        and node.liveness is Liveness.FRESH
+        and not node.drained
+    )
+
+
+def banks(state: State, pool: str, *, only_free: bool) -> dict[Bank, set[WorkerName]]:
+    """Slots that a job could take together."""
+    found: dict[Bank, set[WorkerName]] = defaultdict(set)
+    for worker in state.workers.values():
+        is_free = worker.occupant is None and worker.cursor == worker.next_message
+        if worker.pool == pool and serves(state, worker) and (is_free or not only_free):
+            slot = worker.slot
+            bank = (worker.node, slot.gpu_name, slot.gpu_memory_bytes, slot.kind)
+            found[bank].add(worker.name)
+    return found
+
+
+def fits(state: State, job: Job, *, only_free: bool) -> bool:
+    spec = job.spec
+    return any(
+        len(names) >= spec.slots
+        and spec.gpu_type.lower() in gpu_name.lower()
+        and memory_bytes >= spec.gpu_memory_bytes
+        and (not spec.worker or spec.worker in names)
+        for (_, gpu_name, memory_bytes, _), names in banks(
+            state, spec.pool, only_free=only_free
+        ).items()
+    )
+
+
+def check_no_slot_is_left_idle(state: State, pool: str) -> None:
+    """No job waits beside slots that would do, unless they are kept for another."""
+    if state.policy.discipline(pool) == "fifo" or pool in state.reservations:
+        return
+    for job in state.jobs.values():
+        if job.state is JobState.PENDING and job.spec.pool == pool and is_first_by_name(state, job):
+            assert not fits(state, job, only_free=True), job.id
+
+
+def is_first_by_name(state: State, job: Job) -> bool:
+    """Whether no job of its flow that is pinned to the same worker goes before it."""
+    return not job.spec.worker or not any(
+        (other.spec.name, other.arrival) < (job.spec.name, job.arrival)
+        for other in state.jobs.values()
+        if other.state is JobState.PENDING
+        and (other.spec.worker, other.spec.flow) == (job.spec.worker, job.spec.flow)
+    )
+
+
+def check_blocked_flows(state: State) -> None:
+    """A flow is blocked if it has waiting jobs and nothing serves any of them."""
+    served: dict[FlowId, list[bool]] = defaultdict(list)
+    for job in state.jobs.values():
+        if job.state is JobState.PENDING:
+            served[job.spec.flow].append(fits(state, job, only_free=False))
+    for name, flow in state.flows.items():
+        assert bool(flow.blocked) == (bool(served[name]) and not any(served[name])), name

@@ -1,0 +1,275 @@
+"""Random histories: every page is folded, derived and resumed alike, and nothing is lost.
+
+A Hypothesis machine lets users, workers, nodes and leaders do anything that the protocol
+allows, in any order. After every page: a reader that never saw a scheduler, one that began
+at a checkpoint and one that is restored before each page agree with the leader on state and
+decisions; ``checks.History`` holds; a new look decides nothing. At the end all faults are
+over, and all work drains.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from unittest.mock import patch
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from ledger import events as e
+from ledger.checkpoint import decode_checkpoint, encode_checkpoint
+from ledger.events import JobState, Liveness
+from ledger.names import NodeName
+from ledger.policy import DISCIPLINES, Organization, Policy, Pool
+from ledger.projection import Projection
+from ledger.state import State
+from scheduling.decide import Scheduler
+from scheduling.turn import take_turn
+from tests.scheduling.checks import History
+from tests.scheduling.processes import Process, Processes
+from tests.world import World, job_id, sha256_of
+
+NODES = ("n1", "n2", "n3")
+SLOTS = {
+    "n1": [e.Slot(kind="gpu", index=i, gpu_name="T4", gpu_memory_bytes=16) for i in range(3)],
+    "n2": [
+        e.Slot(kind="gpu", index=0, gpu_name="T4", gpu_memory_bytes=16),
+        e.Slot(kind="gpu", index=1, gpu_name="H100", gpu_memory_bytes=80),
+    ],
+    "n3": [e.Slot(kind="cpu", index=0)],
+}
+"""n3 is in a pool of its own where a policy says so."""
+
+indexes = st.integers(0, 63)
+nodes = st.sampled_from(NODES)
+
+
+def restored(state: State) -> tuple[Projection, Scheduler]:
+    """What a process makes of the state's checkpoint."""
+    checkpoint = decode_checkpoint(encode_checkpoint(state))
+    assert checkpoint is not None
+    projection = Projection(checkpoint.state)
+    return projection, Scheduler(projection)
+
+
+class Histories(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = ExitStack()
+        for name, value in (("RECENT_ENDED_MAX", 4), ("RECENT_STEMS_MAX", 3)):
+            self.patches.enter_context(patch(f"ledger.transitions.{name}", value))
+        self.world = World()
+        self.history = History(self.world)
+        self.processes = Processes(self.world)
+        self.reader = self.world.fold()
+        self.late_reader, self.second = restored(self.world.state)
+        self.jobs = 0
+
+    @initialize()
+    def nodes_come_up(self) -> None:
+        for node, slots in SLOTS.items():
+            self.processes.add_node(node, slots)
+        self.post()
+
+    # -- pages
+
+    def post(self, *, elected: bool = False, after_ms: int = 0) -> None:
+        """The leader posts a page, and everybody who follows agrees with it."""
+        world = self.world
+        restarted, fresh = restored(world.state)
+        world.turn(elected=elected, after_ms=after_ms)
+        page = world.pages[-1]
+        for projection, scheduler in ((restarted, fresh), (self.late_reader, self.second)):
+            decisions, fair = take_turn(
+                projection,
+                scheduler,
+                at=page.at,
+                epoch=page.epoch,
+                leader=page.leader,
+                facts=page.facts,
+                seen=page.seen,
+                elected=elected,
+            )
+            assert (decisions, fair) == (page.decisions, page.fair)
+            projection.finish(page.seq, sha256_of(page))
+            assert projection.state == world.state
+        assert self.reader.apply(page, sha256_of(page))
+        assert encode_checkpoint(self.reader.state) == encode_checkpoint(world.state)
+        assert self.reader.fair.digest() == page.fair
+        self.history.check()
+        self.check_nothing_is_left_to_decide()
+
+    def check_nothing_is_left_to_decide(self) -> None:
+        projection, scheduler = restored(self.world.state)
+        projection.touched.everything = True
+        assert scheduler.decide(self.world.state.at) == []
+
+    @rule(after_ms=st.integers(0, 5_000))
+    def time_passes(self, after_ms: int) -> None:
+        self.post(after_ms=after_ms)
+
+    @rule(after_ms=st.integers(0, 2_000), rounds=st.integers(1, 3))
+    def work_goes_on(self, after_ms: int, rounds: int) -> None:
+        """Every worker that can takes its messages; each round one job ends."""
+        for _ in range(rounds):
+            self.post(after_ms=after_ms)
+            self.workers_look_into_their_mailboxes(dies="")
+            self.the_leader_tries_its_claims()
+            self.post(after_ms=after_ms)
+            self.a_job_ends(index=after_ms, outcome="exited", rc=0)
+
+    @rule()
+    def a_leader_is_elected(self) -> None:
+        self.post(elected=True)
+
+    @rule()
+    def the_second_reader_begins_anew(self) -> None:
+        self.late_reader, self.second = restored(self.world.state)
+
+    # -- users
+
+    @rule(
+        organization=st.sampled_from(["a", "b", "c"]),
+        workload_class=st.sampled_from(["batch", "interactive"]),
+        pool=st.sampled_from(["default", "default", "cpus"]),
+        name=st.sampled_from(["00_x", "01_y", "train"]),
+        slots=st.sampled_from([1, 1, 1, 2, 3]),
+        worker=st.sampled_from(["", "", "", "n1-gpu0", "n2-gpu1"]),
+        gpu_type=st.sampled_from(["", "", "", "H100"]),
+        estimate_ms=st.integers(0, 4_000),
+        time_limit_ms=st.sampled_from([0, 500, 3_000]),
+        idempotent=st.booleans(),
+        held=st.booleans(),
+        copies=st.integers(1, 3),
+    )
+    def a_job_is_submitted(self, copies: int, held: bool, **spec: object) -> None:
+        for _ in range(copies):
+            self.history.submitted.add(self.world.submit(held=held and copies == 1, **spec))  # type: ignore[arg-type]
+
+    @rule(index=indexes)
+    def a_job_is_cancelled(self, index: int) -> None:
+        """Also one that nobody has submitted yet."""
+        self.world.cancel(job_id(index % (len(self.history.submitted) + 2)))
+
+    @rule(index=indexes, is_hold=st.booleans())
+    def a_job_is_held_or_released(self, index: int, is_hold: bool) -> None:
+        job = job_id(index % (len(self.history.submitted) + 1))
+        (self.world.hold if is_hold else self.world.release)(job)
+
+    @rule(
+        discipline=st.sampled_from(DISCIPLINES),
+        weight=st.integers(0, 9_000),
+        has_cpus=st.booleans(),
+    )
+    def a_policy_is_applied(self, discipline: str, weight: int, has_cpus: bool) -> None:
+        pools = {"default": Pool(discipline=discipline)}
+        if has_cpus:
+            pools["cpus"] = Pool(workers=("n3",), discipline=discipline)
+        self.world.apply_policy(
+            Policy(organizations={"a": Organization(weight=weight)}, pools=pools)
+        )
+
+    @rule(node=nodes, is_drain=st.booleans())
+    def a_node_is_drained_or_not(self, node: str, is_drain: bool) -> None:
+        (self.world.drain if is_drain else self.world.undrain)(node)
+
+    # -- workers
+
+    def process(self, index: int) -> Process:
+        return list(self.processes.workers.values())[index % len(self.processes.workers)]
+
+    @rule(dies=st.sampled_from(["", "", "", "", "before exec", "after exec"]))
+    def workers_look_into_their_mailboxes(self, dies: str) -> None:
+        for process in self.processes.workers.values():
+            self.processes.handle(process, dies=dies)
+
+    @rule(index=indexes)
+    def a_worker_looks_into_its_mailbox(self, index: int) -> None:
+        self.processes.handle(self.process(index))
+
+    @rule(
+        index=indexes,
+        outcome=st.sampled_from(["exited", "exited", "timeout", "oom", "exclusive"]),
+        rc=st.sampled_from([0, 0, 1]),
+    )
+    def a_job_ends(self, index: int, outcome: str, rc: int) -> None:
+        running = [p for p in self.processes.workers.values() if p.running is not None]
+        if running:
+            self.processes.end(running[index % len(running)], outcome=outcome, rc=rc)
+
+    @rule(index=indexes, forgets=st.booleans())
+    def a_worker_starts_again(self, index: int, forgets: bool) -> None:
+        self.processes.restart(self.process(index), forgets=forgets)
+
+    @rule(index=indexes)
+    def a_worker_retires(self, index: int) -> None:
+        self.processes.retire(self.process(index))
+
+    @rule(index=indexes, problem=st.sampled_from(["", "hung"]))
+    def a_slot_is_in_trouble_or_not(self, index: int, problem: str) -> None:
+        self.world.see(e.SlotSeen(worker=self.process(index).name, problem=problem))
+
+    # -- nodes and claims
+
+    @rule(node=nodes)
+    def a_node_is_cut_off(self, node: str) -> None:
+        self.processes.cut_off(NodeName(node))
+
+    @rule(node=nodes)
+    def a_node_is_back(self, node: str) -> None:
+        self.processes.reconnect(NodeName(node))
+
+    @rule(node=nodes, liveness=st.sampled_from(list(Liveness)))
+    def the_leader_judges_a_node(self, node: str, liveness: Liveness) -> None:
+        """Rightly or not: whether something runs twice does not rest on it."""
+        self.world.node_is(node, liveness)
+
+    @rule()
+    def the_leader_tries_its_claims(self) -> None:
+        for ref in self.world.state.revoking:
+            self.processes.settle_claim(ref)
+
+    # -- the end
+
+    def teardown(self) -> None:
+        try:
+            if self.processes.workers:
+                self.drain()
+        finally:
+            self.patches.close()
+
+    def drain(self) -> None:
+        """All faults are over: everything that can run ends."""
+        world, processes = self.world, self.processes
+        for node in NODES:
+            processes.reconnect(NodeName(node))
+        self.post()
+        for node in NODES:
+            world.undrain(node)
+            world.node_is(node, Liveness.FRESH)
+        for process in processes.workers.values():
+            processes.restart(process, forgets=False)
+        for job in world.state.jobs.values():
+            world.release(job.id)
+        for _ in range(6 * len(self.history.submitted) + 6):
+            self.post(after_ms=1)
+            for process in processes.workers.values():
+                while processes.message_for(process) is not None and process.running is None:
+                    processes.handle(process)
+                if process.running is not None:
+                    processes.end(process, outcome="exited", rc=0)
+            for ref in world.state.revoking:
+                processes.settle_claim(ref)
+        for job in world.state.jobs.values():
+            is_waiting = job.state is JobState.PENDING
+            can_never_run = is_waiting and world.state.flows[job.spec.flow].blocked
+            assert job.state.ended or can_never_run or job.state is JobState.HELD, job
+        assert all(clock.running == 0 for clock in world.state.pools.values())
+
+
+Histories.TestCase.settings = settings(
+    max_examples=40,
+    stateful_step_count=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+TestHistories = Histories.TestCase

@@ -33,11 +33,12 @@ def run(args: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         # A locale without the characters of a name must not keep it from being shown.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    command = typer.main.get_command(app)
     try:
-        code = _invoke(with_global_options_first(args))
+        code = _invoke(command, with_global_options_first(args))
         sys.stdout.flush()
     except _UsageError as error:
-        return _fail(_usage(error), RequestError.exit_code)
+        return _fail(_usage(command, args, error), RequestError.exit_code)
     except GpuqError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -49,13 +50,12 @@ def run(args: Sequence[str]) -> int:
     return code
 
 
-def _invoke(args: list[str]) -> int:
+def _invoke(command: Any, args: list[str]) -> int:
     """The command's exit code; what it raises comes out as it is.
 
     typer's own ``main`` would turn a closed pipe into an exit code before it can be told
     from a failure.
     """
-    command = typer.main.get_command(app)
     try:
         with command.make_context("gpuq", args) as context:
             command.invoke(context)
@@ -64,14 +64,20 @@ def _invoke(args: list[str]) -> int:
     return 0
 
 
-def _usage(error: Any) -> str:
+def _usage(command: Any, args: Sequence[str], error: Any) -> str:
     """What was wrong with the call, and where its right use is told."""
-    command = error.ctx.command_path if error.ctx is not None else "gpuq"
-    dashes = ""
-    if command.endswith(" submit") and hasattr(error, "option_name"):
-        dashes = "put -- before a command and its options, or "
+    path = error.ctx.command_path if error.ctx is not None else "gpuq"
+    if error.ctx is None:
+        path += next((f" {word}" for word in args if word in command.commands), "")
     message = error.format_message().rstrip(".").replace("\n", " ")
-    return f"{message[:1].lower()}{message[1:]}; {dashes}see '{command} --help'"
+    if message == "Missing command":
+        known = ", ".join(error.ctx.command.list_commands(error.ctx))
+        return f"{path.removeprefix('gpuq ')} needs a command: {known}; see '{path} --help'"
+    message = message[:1].lower() + message[1:].replace(". Did you mean", ": did you mean")
+    dashes = ""
+    if path.endswith(" submit") and hasattr(error, "option_name"):
+        dashes = "put -- before a command and its options, or "
+    return f"{message}{'' if message.endswith('?') else ';'} {dashes}see '{path} --help'"
 
 
 def _fail(message: str, code: int) -> int:

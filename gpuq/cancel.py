@@ -17,12 +17,14 @@ from gpuq.selectors import select
 from gpuq.view import View, read_view
 from ledger.errors import RequestError
 from ledger.events import CancelRequested, HoldRequested, JobState, ReleaseRequested
-from ledger.journal import Journal
 from ledger.names import JobId
 from ledger.state import Job
 
 Jobs = Annotated[
-    list[str], typer.Argument(help="Ids, beginnings of ids, names, or 'last'.", show_default=False)
+    list[str],
+    typer.Argument(
+        metavar="JOB", help="Ids, beginnings of ids, names, or 'last'.", show_default=False
+    ),
 ]
 Reason = Annotated[str, typer.Option("--reason", help="Kept in the ledger.")]
 
@@ -81,9 +83,7 @@ def release(context: typer.Context, jobs: Jobs) -> None:
 def _select(context: typer.Context, texts: list[str]) -> tuple[Client, View, list[JobId]]:
     """All selectors are read before anything is written; each job once."""
     client = open_client(context)
-    journal = Journal(client.store, client.ledger)
-    journal.load()
-    view = read_view(journal, client.settings.timings)
+    view = read_view(client.load_journal(), client.settings.timings)
     ids = dict.fromkeys(select(client, view, text) for text in texts)
     return client, view, list(ids)
 

@@ -16,6 +16,7 @@ import typer
 
 from gpuq import cancel, init, logs, nodes, policy, run, status, submit
 from gpuq.config import Invocation, StoreFlags
+from gpuq.render import epilog
 from gpuq.replay import replay_app
 
 GLOBAL_OPTIONS = ("--store", "--endpoint-url", "--region", "--ca-bundle")
@@ -28,6 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
+    epilog="\b\nTo begin: 'gpuq up' in one terminal, in another 'gpuq submit -- echo hello',\n"
+    "then 'gpuq status' and 'gpuq logs last'.",
 )
 
 
@@ -83,27 +86,107 @@ def main(
         status.status(context, json=False, watch=False)
 
 
-def _add(function: Callable[..., Any], *names: str, cls: Any = None, hidden: bool = False) -> None:
-    """Register a command under its name; further names work too, but are not listed."""
+def _add(
+    function: Callable[..., Any],
+    *names: str,
+    short: str,
+    examples: Sequence[str],
+    cls: Any = None,
+) -> None:
+    """Register a command under its name; further names work too, but are not listed.
+
+    ``short`` is what the list of commands says: 45 characters are shown at 80 columns.
+    """
     for place, name in enumerate(names):
-        app.command(name, cls=cls, hidden=hidden or place > 0)(function)
+        app.command(name, cls=cls, hidden=place > 0, short_help=short, epilog=epilog(*examples))(
+            function
+        )
 
 
-_add(submit.submit, "submit", cls=submit.CommandAfterDashes)
-_add(status.status, "status")
-_add(logs.logs, "logs", "log")
-_add(logs.wait, "wait")
-_add(cancel.cancel, "cancel", "kill")
-_add(cancel.hold, "hold")
-_add(cancel.release, "release")
-_add(nodes.nodes, "nodes")
-_add(nodes.drain, "drain")
-_add(nodes.undrain, "undrain")
-app.add_typer(policy.app, name="policy", no_args_is_help=True)
-app.add_typer(replay_app, name="replay")
-_add(run.up, "up")
-_add(run.supervisor, "supervisor")
-_add(run.dispatcher, "dispatcher")
-_add(run.worker, "worker", hidden=True)
-_add(init.init, "init")
-_add(init.doctor, "doctor")
+_add(
+    submit.submit,
+    "submit",
+    cls=submit.CommandAfterDashes,
+    short="Submit script files, or a command behind --.",
+    examples=[
+        "gpuq submit train.sh eval.sh",
+        "gpuq submit --name train --gpus h100:2 --time 8h -- python3 train.py --lr 1e-3",
+    ],
+)
+_add(
+    status.status,
+    "status",
+    short="Show what runs, waits (and why) and ended.",
+    examples=["gpuq status", "gpuq status --watch", "gpuq status last"],
+)
+_add(
+    logs.logs,
+    "logs",
+    "log",
+    short="Show what a job wrote.",
+    examples=["gpuq logs -f train", "gpuq logs -n 20 last"],
+)
+_add(
+    logs.wait,
+    "wait",
+    short="Wait for jobs; exit with their exit code.",
+    examples=["gpuq wait $(gpuq submit -q a.sh b.sh)"],
+)
+_add(
+    cancel.cancel,
+    "cancel",
+    "kill",
+    short="End jobs that wait or run.",
+    examples=["gpuq cancel train --reason 'wrong data'"],
+)
+_add(cancel.hold, "hold", short="Keep waiting jobs from starting.", examples=["gpuq hold train"])
+_add(cancel.release, "release", short="Let held jobs go on.", examples=["gpuq release train"])
+_add(nodes.nodes, "nodes", short="Show nodes, workers and GPUs.", examples=["gpuq nodes --all"])
+_add(
+    nodes.drain,
+    "drain",
+    short="Let a node finish and start nothing new.",
+    examples=["gpuq drain node1 --reason 'new disk'"],
+)
+_add(
+    nodes.undrain,
+    "undrain",
+    short="Let a drained node start jobs again.",
+    examples=["gpuq undrain node1"],
+)
+app.add_typer(policy.app, name="policy", short_help="Weights of organizations, and pools.")
+_add(
+    run.up,
+    "up",
+    short="Run jobs on this machine.",
+    examples=["gpuq up", "gpuq up --node node1 --gpus 0,1 --pool h100", "gpuq up --slots 2"],
+)
+_add(
+    run.supervisor,
+    "supervisor",
+    short="The same as 'up', for service managers.",
+    examples=["gpuq supervisor --gpus all --pool h100 --no-dispatch"],
+)
+_add(
+    run.dispatcher,
+    "dispatcher",
+    short="Lead where nobody else does; run no jobs.",
+    examples=["gpuq dispatcher --node head"],
+)
+app.command("worker", hidden=True)(run.worker)
+_add(
+    init.init,
+    "init",
+    short="Choose a store, and make a ledger in it.",
+    examples=[
+        "gpuq init s3://bucket/prefix --endpoint-url https://s3.example.com",
+        "gpuq init /mnt/shared/gpuq",
+    ],
+)
+_add(
+    init.doctor,
+    "doctor",
+    short="Ask whether the store can hold a ledger.",
+    examples=["gpuq doctor --store s3://bucket/prefix"],
+)
+app.add_typer(replay_app, name="replay", short_help="Derive every decision again: verify.")

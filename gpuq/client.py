@@ -17,10 +17,11 @@ import typer
 
 from gpuq.config import Invocation, Settings, read_settings
 from gpuq.render import say
+from gpuq.viewcache import load_journal
 from ledger.clock import Clock, SystemClock
 from ledger.errors import GpuqError, TransientError
 from ledger.events import AnyFact
-from ledger.journal import create_ledger, read_ledger
+from ledger.journal import Journal, create_ledger, read_ledger
 from ledger.keys import LEDGER
 from ledger.spool import DirectorySpools
 from ledger.stores import open_store
@@ -46,6 +47,10 @@ class Client:
     @property
     def spools(self) -> DirectorySpools:
         return DirectorySpools(self.ledger_dir / "spools")
+
+    def load_journal(self) -> Journal:
+        """The journal as it is now, from what this machine keeps of it where that helps."""
+        return load_journal(self.store, self.ledger, self.ledger_dir / "view")
 
     @contextmanager
     def writer(self) -> Iterator[FactWriter]:
@@ -96,11 +101,23 @@ def connect(settings: Settings) -> Client:
     """The ledger that the settings name; nothing is sent. The default one is made."""
     clock, rng = SystemClock(), random.Random()
     store = store_of(settings, clock, rng)
-    if settings.store.is_default and store.get(LEDGER) is None:
-        info = create_ledger(store, rng)
-    else:
-        info = read_ledger(store)
+    with first_contact():
+        if settings.store.is_default and store.get(LEDGER) is None:
+            info = create_ledger(store, rng)
+        else:
+            info = read_ledger(store)
     return Client(settings=settings, store=store, ledger=info.ledger, clock=clock, rng=rng)
+
+
+@contextmanager
+def first_contact() -> Iterator[None]:
+    """No news at the first request is more often a wrong address than an outage."""
+    try:
+        yield
+    except TransientError as error:
+        raise TransientError(
+            f"{error}; check the address and the network, then try again"
+        ) from error
 
 
 def store_of(settings: Settings, clock: Clock, rng: random.Random) -> SettlingStore:

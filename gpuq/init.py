@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from gpuq.client import settings_of, store_of
+from gpuq.client import first_contact, settings_of, store_of
 from gpuq.config import Settings, StoreChoice, as_store_url, write_config
-from gpuq.render import print_json, print_table, printable, say
+from gpuq.render import Cut, print_json, print_table, printable, say
 from ledger.clock import SystemClock
 from ledger.errors import RequestError, TransientError
 from ledger.journal import create_ledger
@@ -26,7 +26,9 @@ def init(
     context: typer.Context,
     url: Annotated[
         str | None,
-        typer.Argument(help="s3://bucket/prefix, or a folder; else what the settings name."),
+        typer.Argument(
+            metavar="URL", help="s3://bucket/prefix, or a folder; else what the settings name."
+        ),
     ] = None,
 ) -> None:
     """Make a ledger (or adopt the one that is there) and use it from now on."""
@@ -37,9 +39,9 @@ def init(
         settings = _with_store(settings, url)
     clock, rng = SystemClock(), random.Random()
     store = store_of(settings, clock, rng)
-    report = probe(store, clock=clock, rng=rng)
-    report.require()
-    adopted = store.get(LEDGER) is not None
+    with first_contact():
+        adopted = store.get(LEDGER) is not None
+    probe(store, clock=clock, rng=rng).require()
     info = create_ledger(store, rng)
     print(f"{'adopted' if adopted else 'made'} ledger {info.ledger} at {store.url}")
     if url is not None:
@@ -60,6 +62,8 @@ def doctor(
     settings = settings_of(context)
     clock, rng = SystemClock(), random.Random()
     store = store_of(settings, clock, rng)
+    with first_contact():
+        store.get(LEDGER)
     report = probe(store, clock=clock, rng=rng, thorough=thorough)
     offset_ms = store.clock_ms() - clock.wall_ms()
     if json:
@@ -67,7 +71,7 @@ def doctor(
     else:
         rows = [(check.name, check.verdict.value, check.reason) for check in report.checks]
         print(f"{store.url} (from {settings.store.source})")
-        print_table(("CHECK", "VERDICT", "REASON"), rows)
+        print_table(("CHECK", "VERDICT", "REASON"), rows, (Cut("REASON", 20),))
         print(f"this machine's clock is {_offset(offset_ms)} the store's")
     failed = [check for check in report.checks if check.verdict is Verdict.FAILED]
     open_ = [check for check in report.checks if check.verdict is Verdict.NO_VERDICT]

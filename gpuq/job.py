@@ -6,9 +6,10 @@ Owns the words for where a job runs or why it does not, and the keys of a job's 
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
-from gpuq.render import local_time, long_duration, short_duration, size, times
+from gpuq.render import Cut, local_time, long_duration, short_duration, size, times
 from gpuq.view import View
 from ledger.events import JobState
 from ledger.names import JobId
@@ -16,9 +17,18 @@ from ledger.state import Attempt, Job
 from scheduling.explain import Explainer
 
 OPEN_HEADER = (
-    "ID", "NAME", "ORG/CLASS", "POOL", "SLOTS", "STATE", "ELAPSED/LIMIT", "WHERE-OR-WHY",
+    "ID", "NAME", "ORG/CLASS", "POOL", "SLOTS", "STATE", "RAN/LIMIT", "WHERE-OR-WHY",
+)  # fmt: skip
+OPEN_CUTS = (
+    Cut("NAME", 12), Cut("POOL", 0), Cut("WHERE-OR-WHY", 20), Cut("ORG/CLASS", 12),
+    Cut("NAME", 8), Cut("WHERE-OR-WHY", 12), Cut("ORG/CLASS", 8), Cut("SLOTS", 0),
+    Cut("RAN/LIMIT", 0), Cut("ORG/CLASS", 0), Cut("NAME", 0),
 )  # fmt: skip
 ENDED_HEADER = ("ID", "NAME", "ORG/CLASS", "STATE", "RC", "RAN", "ENDED", "WHERE-OR-WHY")
+ENDED_CUTS = (
+    Cut("NAME", 12), Cut("WHERE-OR-WHY", 12), Cut("ORG/CLASS", 12), Cut("NAME", 8),
+    Cut("ORG/CLASS", 8), Cut("RAN", 0), Cut("ENDED", 0), Cut("ORG/CLASS", 0), Cut("NAME", 0),
+)  # fmt: skip
 
 NOT_POSTED = "not yet posted"
 
@@ -107,9 +117,9 @@ class Shown:
             ("gpu memory", size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""),
             ("pinned to", spec.worker),
             ("time limit", long_duration(spec.time_limit_ms) if spec.time_limit_ms else ""),
-            ("command", " ".join(spec.argv) if not spec.script else ""),
+            ("command", shlex.join(spec.argv) if not spec.script else ""),
             ("script", spec.script),
-            ("arguments", " ".join(spec.argv) if spec.script else ""),
+            ("arguments", shlex.join(spec.argv) if spec.script else ""),
             ("directory", spec.cwd),
             ("variables", ", ".join(f"{name}={value}" for name, value in spec.env.items())),
             ("key", spec.key),
@@ -190,6 +200,9 @@ class Shown:
 
 ATTEMPT_HEADER = (
     "ATTEMPT", "WORKERS", "OUTCOME", "RC", "ASSIGNED", "STARTED", "RAN", "REASON",
+)  # fmt: skip
+ATTEMPT_CUTS = (
+    Cut("REASON", 12), Cut("WORKERS", 16), Cut("ASSIGNED", 0), Cut("STARTED", 0), Cut("RAN", 0),
 )  # fmt: skip
 
 

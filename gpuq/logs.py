@@ -41,7 +41,9 @@ _ATTEMPT = re.compile(r"logs/[a-z2-7]{8}\.(\d+)[./]")
 
 def logs(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="An id, the beginning of one, a name, or 'last'.")],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="An id, the beginning of one, a name, or 'last'.")
+    ],
     *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until it ends; exit with its code.")
@@ -69,7 +71,9 @@ def logs(
 
 def wait(
     context: typer.Context,
-    jobs: Annotated[list[str], typer.Argument(help="Ids, beginnings of ids, names, or 'last'.")],
+    jobs: Annotated[
+        list[str], typer.Argument(metavar="JOB", help="Ids, beginnings of ids, names, or 'last'.")
+    ],
 ) -> None:
     """Wait until jobs have ended; exit with the first exit code that is not 0."""
     client = open_client(context)
@@ -102,8 +106,7 @@ def exit_code(view: View, job: JobId) -> int:
 
 
 def _find(client: Client, text: str) -> tuple[Journal, View, JobId]:
-    journal = Journal(client.store, client.ledger)
-    journal.load()
+    journal = client.load_journal()
     view = read_view(journal, client.settings.timings)
     return journal, view, select(client, view, text)
 

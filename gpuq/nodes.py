@@ -12,21 +12,27 @@ import msgspec
 import typer
 
 from gpuq.client import Client, open_client
-from gpuq.render import print_json, print_table, printable, short_duration, size, times
+from gpuq.render import Cut, print_json, print_table, printable, short_duration, size, times
 from gpuq.view import BEATS_OLD_MS, BEATS_RECENT_MS, BeatSeen, View, newest_beats, read_view
 from ledger.errors import RequestError
 from ledger.events import DrainRequested, Liveness, SlotBeat, UndrainRequested
-from ledger.journal import Journal
 from ledger.names import NodeName, check_name
 from ledger.state import Node, Worker
 from scheduling.placement import natural, trouble
 
 HEADER = ("NODE", "WORKER", "POOL", "GPU", "MEMORY", "UTIL", "RUNNING", "BEAT", "STATE")
+CUTS = (
+    Cut("GPU", 10), Cut("STATE", 16), Cut("NODE", 0), Cut("UTIL", 0), Cut("POOL", 0),
+    Cut("MEMORY", 0), Cut("GPU", 0), Cut("STATE", 8),
+)  # fmt: skip
+"""A worker's name begins with its node's."""
 
 STALE_BEATS = 2
 """A beat older than this many beat intervals (2 minutes by default) is marked."""
 
-NodeArgument = Annotated[str, typer.Argument(help="The node's name, as 'gpuq nodes' shows it.")]
+NodeArgument = Annotated[
+    str, typer.Argument(metavar="NODE", help="The node's name, as 'gpuq nodes' shows it.")
+]
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,15 +54,13 @@ def nodes(
 ) -> None:
     """Show nodes, workers, GPUs, what they run and how old their last beat is."""
     client = open_client(context)
-    journal = Journal(client.store, client.ledger)
-    journal.load()
-    view = read_view(journal, client.settings.timings)
+    view = read_view(client.load_journal(), client.settings.timings)
     rows = _rows(client, view, all_workers=all_workers)
     stale_ms = STALE_BEATS * client.settings.timings.beat_ms
     if json:
         print_json(_json(view, rows, stale_ms))
     elif rows:
-        print_table(HEADER, [_cells(view, row, stale_ms) for row in rows])
+        print_table(HEADER, [_cells(view, row, stale_ms) for row in rows], CUTS)
     else:
         print("no worker serves this ledger: start some with 'gpuq up'")
 
@@ -87,9 +91,7 @@ def undrain(context: typer.Context, node: NodeArgument) -> None:
 def _known_node(context: typer.Context, text: str) -> tuple[Client, NodeName]:
     name = NodeName(check_name("node", text))
     client = open_client(context)
-    journal = Journal(client.store, client.ledger)
-    journal.load()
-    known = read_view(journal, client.settings.timings).state.nodes
+    known = read_view(client.load_journal(), client.settings.timings).state.nodes
     if name not in known:
         there = ", ".join(sorted(known)) or "none has reported yet"
         raise RequestError(f"no node {name!r}; nodes are {there}")

@@ -13,11 +13,10 @@ import msgspec
 import typer
 
 from gpuq.client import open_client
-from gpuq.render import local_time, print_json, printable, say
+from gpuq.render import epilog, local_time, print_json, printable, say
 from gpuq.view import read_view
 from ledger.errors import RequestError
 from ledger.events import PolicyApplied
-from ledger.journal import Journal
 from ledger.policy import Policy
 from ledger.writer import put_blob
 from scheduling.policy_file import format_policy, parse_policy
@@ -27,7 +26,7 @@ app = typer.Typer(help="The agreement between organizations: weights and pools."
 File = Annotated[str, typer.Argument(metavar="FILE", help="A policy file; docs/CLI.md shows one.")]
 
 
-@app.command()
+@app.command(epilog=epilog("gpuq policy apply team.toml"))
 def apply(context: typer.Context, file: File) -> None:
     """Make FILE the policy from the next page on."""
     text = _read(file)
@@ -43,13 +42,13 @@ def apply(context: typer.Context, file: File) -> None:
     print(f"applied: {_summary(policy)}")
 
 
-@app.command()
+@app.command(epilog=epilog("gpuq policy check team.toml"))
 def check(file: File) -> None:
     """Say whether FILE is a policy; nothing is written."""
     print(f"ok: {_summary(parse_policy(_read(file), source=printable(file)))}")
 
 
-@app.command()
+@app.command(epilog=epilog("gpuq policy show > team.toml"))
 def show(
     context: typer.Context,
     *,
@@ -57,9 +56,7 @@ def show(
 ) -> None:
     """Show the policy in force, as a file that could be applied again."""
     client = open_client(context)
-    journal = Journal(client.store, client.ledger)
-    journal.load()
-    view = read_view(journal, client.settings.timings)
+    view = read_view(client.load_journal(), client.settings.timings)
     state = view.state
     if json:
         print_json({"version": state.policy_version, **msgspec.to_builtins(state.policy)})

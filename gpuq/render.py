@@ -7,11 +7,12 @@ markup or as control characters. stdout carries data, stderr carries talk.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,8 +26,6 @@ _JOINER = "\u200d"
 
 _PADDED_MAX_CELLS = 40
 """In a pipe a longer cell sticks out of its column instead of widening it."""
-
-_TERMINAL_MAX_CELLS = 32
 
 _STYLES = {
     "RUNNING": "green",
@@ -79,27 +78,90 @@ def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """On a terminal coloured and cut to its width, else as ``plain_table``."""
+class Cut(NamedTuple):
+    """One step of making a table narrower: a column loses what is beyond ``cells``.
+
+    With 0 cells the column is left out.
+    """
+
+    column: str
+    cells: int
+
+
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], cuts: Sequence[Cut] = ()
+) -> None:
+    """On a terminal coloured and made as narrow as it is by ``cuts``, else ``plain_table``.
+
+    The cuts are made in their order, none deeper than needed. What no cut names is whole.
+    """
     if sys.stdout.isatty():
-        _print_rich(header, rows)
+        _print_on_terminal(header, rows, cuts)
     else:
         print(plain_table(header, rows))
 
 
-def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_on_terminal(
+    header: Sequence[str], rows: Sequence[Sequence[str]], cuts: Sequence[Cut]
+) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    last = len(header) - 1
-    for column, title in enumerate(header):
-        limit = None if column == last else _TERMINAL_MAX_CELLS
-        table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=limit)
-    for row in rows:
-        table.add_row(*(Text(printable(cell) or "-", _STYLES.get(cell, "")) for cell in row))
-    Console(highlight=False, emoji=False).print(table)
+    width = _terminal_width()
+    console = Console(highlight=False, emoji=False, width=width)
+    lines = [list(header), *([printable(cell) or "-" for cell in row] for row in rows)]
+    natural = [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
+    widths = fitted(header, natural, cuts, width)
+    for number, line in enumerate(lines):
+        text = Text()
+        for title, cell, width in zip(header, line, widths, strict=True):
+            if width:
+                style = _STYLES.get(cell, "") if number and title == "STATE" else ""
+                part = Text(cell, style if number else "bold")
+                part.truncate(width, overflow="ellipsis", pad=True)
+                text += part + Text("  ")
+        text.rstrip()
+        console.print(text, no_wrap=True, overflow="ignore", crop=False)
+
+
+def fitted(
+    header: Sequence[str], natural: Sequence[int], cuts: Sequence[Cut], total: int
+) -> list[int]:
+    """Widths of columns, two cells apart, that fit ``total`` cells as far as ``cuts`` go."""
+    widths = list(natural)
+    for cut in cuts:
+        excess = sum(width + 2 for width in widths if width) - 2 - total
+        if excess <= 0:
+            break
+        place = header.index(cut.column)
+        if not cut.cells:
+            widths[place] = 0
+        elif widths[place] > cut.cells:
+            widths[place] = max(cut.cells, widths[place] - excess)
+    return widths
+
+
+def print_clauses(clauses: Sequence[str]) -> None:
+    """One line; on a terminal that is too narrow for it, broken between clauses."""
+    width = _terminal_width() if sys.stdout.isatty() else None
+    line = ""
+    for number, clause in enumerate(map(printable, clauses)):
+        piece = clause + (";" if number < len(clauses) - 1 else "")
+        if line and width is not None and cell_width(line) + 1 + cell_width(piece) > width:
+            print(line)
+            line = ""
+        line = f"{line} {piece}" if line else piece
+    print(line)
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def epilog(*examples: str) -> str:
+    """The last lines of a command's help; click leaves alone what begins with a backspace."""
+    title = "Example:" if len(examples) == 1 else "Examples:"
+    return "\n".join(["\b", title, *(f"  {example}" for example in examples)])
 
 
 def say(text: str) -> None:

@@ -12,13 +12,11 @@ import msgspec
 import typer
 
 from gpuq.client import Client, connect, settings_of
-from gpuq.render import print_json, printable
+from gpuq.render import epilog, print_json, printable
 from ledger.clock import Clock
 from simulation.verify import Difference, Verification, verify
 
-replay_app = typer.Typer(
-    help="Read a ledger again from its first page: verify.", no_args_is_help=True
-)
+replay_app = typer.Typer(help="Read a ledger again from its first page: verify.")
 
 DIFFERENT = 1
 """Exit code of ``verify`` where the ledger is not what its decisions derive to."""
@@ -35,7 +33,10 @@ def replay() -> None:
     """Read a ledger again from its first page."""
 
 
-@replay_app.command("verify")
+@replay_app.command(
+    "verify",
+    epilog=epilog("gpuq replay verify", "gpuq replay verify --store /copy/of/ledger --json"),
+)
 def verify_command(
     context: typer.Context,
     *,

@@ -13,14 +13,18 @@ import typer
 
 from gpuq.client import Client, open_client
 from gpuq.job import (
+    ATTEMPT_CUTS,
     ATTEMPT_HEADER,
+    ENDED_CUTS,
     ENDED_HEADER,
+    OPEN_CUTS,
     OPEN_HEADER,
     Shown,
     archived_json,
 )
 from gpuq.render import (
     local_time,
+    print_clauses,
     print_json,
     print_table,
     printable,
@@ -31,7 +35,6 @@ from gpuq.selectors import select
 from gpuq.view import View, read_view
 from ledger.errors import RequestError
 from ledger.events import JobState, Liveness
-from ledger.journal import Journal
 from ledger.names import JobId
 from ledger.state import Job, Node, State
 
@@ -48,7 +51,8 @@ _ORDER = (JobState.RUNNING, JobState.STOPPING, JobState.ASSIGNED, JobState.PENDI
 def status(
     context: typer.Context,
     job: Annotated[
-        str | None, typer.Argument(help="An id, the beginning of one, a name, or 'last'.")
+        str | None,
+        typer.Argument(metavar="JOB", help="An id, the beginning of one, a name, or 'last'."),
     ] = None,
     *,
     json: Annotated[bool, typer.Option("--json", help="Stable JSON; see docs/CLI.md.")] = False,
@@ -63,8 +67,7 @@ def status(
 
 def show_status(client: Client, job: str | None, *, json: bool, watch: bool) -> None:
     """Once, or until interrupted."""
-    journal = Journal(client.store, client.ledger)
-    journal.load()
+    journal = client.load_journal()
     while True:
         view = read_view(journal, client.settings.timings)
         if watch and sys.stdout.isatty():
@@ -87,16 +90,16 @@ def _show_all(view: View, *, json: bool) -> None:
     if json:
         print_json(_overview_json(view, shown, open_jobs, ended_jobs))
         return
-    print(printable(summary(view)))
+    print_clauses(summary(view))
     listed = _on_screen(open_jobs)
     if listed:
         print()
-        print_table(OPEN_HEADER, [shown.open_row(job) for job in listed])
+        print_table(OPEN_HEADER, [shown.open_row(job) for job in listed], OPEN_CUTS)
     if len(listed) < len(open_jobs):
         print(f"... and {len(open_jobs) - len(listed)} more that wait; piped, all are listed")
     if ended_jobs:
         print("\nended last:")
-        print_table(ENDED_HEADER, [shown.ended_row(job) for job in ended_jobs])
+        print_table(ENDED_HEADER, [shown.ended_row(job) for job in ended_jobs], ENDED_CUTS)
     for job, reason in list(view.state.refused.items())[-ENDED_SHOWN:]:
         print(printable(f"refused: {job}: {reason}"))
 
@@ -109,8 +112,8 @@ def _on_screen(jobs: list[Job]) -> list[Job]:
     return jobs[: running + WAITING_ON_A_TERMINAL]
 
 
-def summary(view: View) -> str:
-    """One line: how many run and wait, the nodes, the age of the view, the leader."""
+def summary(view: View) -> list[str]:
+    """Clauses of one line: how many run and wait, the nodes; the view's age; the leader."""
     counts = _counts(view)
     parts = [f"{counts['running']} running", f"{counts['waiting']} waiting"]
     if counts["held"]:
@@ -120,7 +123,7 @@ def summary(view: View) -> str:
     parts.extend(f"{nodes[what]} {what}" for what in ("draining", "silent") if nodes[what])
     if view.unposted_facts:
         parts.append(f"{view.unposted_facts} report{_s(view.unposted_facts)} not yet posted")
-    return f"{', '.join(parts)}; {_as_of(view)}; {_leader(view)}"
+    return [", ".join(parts), _as_of(view), _leader(view)]
 
 
 def _s(count: int) -> str:
@@ -210,7 +213,8 @@ def _show_one(view: View, job_id: JobId, *, json: bool) -> None:
         print(f"{name + ':':<15}{printable(value)}")
     if job.attempts:
         print()
-        print_table(ATTEMPT_HEADER, [shown.attempt_row(attempt) for attempt in job.attempts])
+        rows = [shown.attempt_row(attempt) for attempt in job.attempts]
+        print_table(ATTEMPT_HEADER, rows, ATTEMPT_CUTS)
 
 
 def _show_remembered(view: View, job_id: JobId, *, json: bool) -> None:

@@ -26,7 +26,6 @@ from gpuq.selectors import remember_last
 from gpuq.view import View, read_view
 from ledger.errors import RequestError, TransientError
 from ledger.events import JobSpec, Submitted
-from ledger.journal import Journal
 from ledger.names import WORKER, JobId, WorkerName, check_name, keyed_job_id, new_job_id
 from ledger.policy import CLASSES
 from ledger.state import digest_of
@@ -63,7 +62,9 @@ def submit(
     scripts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Script files, one job each. A command goes behind --.", show_default=False
+            metavar="SCRIPT",
+            help="Script files, one job each. A command goes behind --.",
+            show_default=False,
         ),
     ] = None,
     *,
@@ -111,9 +112,7 @@ def submit(
         env=env or [], hold=hold, idempotent=idempotent, exclusive=exclusive, grace=grace,
     )  # fmt: skip
     client = open_client(context)
-    journal = Journal(client.store, client.ledger)
-    journal.load()
-    view = read_view(journal, client.settings.timings)
+    view = read_view(client.load_journal(), client.settings.timings)
     wishes = Wishes(
         organization=_organization(client, org),
         workload_class=_workload_class(view, workload_class),

@@ -14,6 +14,8 @@ from typing import Any, NewType
 
 import msgspec
 
+from ledger.decisions import *  # noqa: F403 - a page holds them: ``e.JobRequeued``
+from ledger.decisions import AnyDecision
 from ledger.names import Epoch, FlowId, JobId, NodeName, Seq, WorkerName, WriterName
 from ledger.policy import Policy
 
@@ -49,6 +51,11 @@ class JobState(StrEnum):
     def queued(self) -> bool:
         return self in (JobState.PENDING, JobState.HELD)
 
+    @property
+    def retryable(self) -> bool:
+        """Ended, but neither done nor known to be impossible."""
+        return self.ended and self not in (JobState.COMPLETED, JobState.REJECTED)
+
 
 _OPEN_STATES = frozenset(
     {
@@ -59,6 +66,20 @@ _OPEN_STATES = frozenset(
         JobState.STOPPING,
     }
 )
+
+
+LEAD_SIGNALS = {
+    "HUP": 1,
+    "INT": 2,
+    "QUIT": 3,
+    "USR1": 10,
+    "USR2": 12,
+    "ALRM": 14,
+    "TERM": 15,
+    "CONT": 18,
+    "URG": 23,
+}
+"""What may be sent to a job before its time limit, with the numbers of Linux."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,6 +114,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its runner ends it when the bucket was away for too long (no overlap with a rerun)."""
     held: bool = False
     grace_ms: int = 0
+    signal: str = ""
+    """One of ``LEAD_SIGNALS``, sent to the job ``lead_ms`` before its time limit."""
+    lead_ms: int = 0
 
     @property
     def flow(self) -> FlowId:
@@ -143,6 +167,23 @@ class ReleaseRequested(Fact, frozen=True, tag="release"):
     by: str = ""
 
 
+class MoveRequested(Fact, frozen=True, tag="move"):
+    """The job waits in this pool and under this pin from now on, whatever was submitted."""
+
+    job: JobId
+    pool: str
+    worker: str = ""
+    """The worker to which it is pinned; empty: any."""
+    by: str = ""
+
+
+class RetryRequested(Fact, frozen=True, tag="retry"):
+    """An ended job shall get a further attempt."""
+
+    job: JobId
+    by: str = ""
+
+
 class PolicyApplied(Fact, frozen=True, tag="policy"):
     policy: Policy
     by: str = ""
@@ -154,6 +195,8 @@ class DrainRequested(Fact, frozen=True, tag="drain"):
     node: NodeName
     by: str = ""
     reason: str = ""
+    now: bool = False
+    """What runs there is stopped and goes back to its flow."""
 
 
 class UndrainRequested(Fact, frozen=True, tag="undrain"):
@@ -245,6 +288,8 @@ AnyFact = (
     | CancelRequested
     | HoldRequested
     | ReleaseRequested
+    | MoveRequested
+    | RetryRequested
     | PolicyApplied
     | DrainRequested
     | UndrainRequested
@@ -348,124 +393,6 @@ class FactRefused(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 
 AnySeen = SlotSeen | NodeSeen | ClaimSeen | FactRefused
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    """What the leader decided; derived again by anybody from the pages before it."""
-
-
-class Elected(Decision, frozen=True, tag="elect"):
-    """A new leader; the epoch is the page's own."""
-
-    format: int
-
-
-class JobRejected(Decision, frozen=True, tag="reject"):
-    job: JobId
-    reason: str
-
-
-class AttemptAssigned(Decision, frozen=True, tag="assign"):
-    """``slots[0]`` is the lead worker, whose mailbox gets message number ``message``."""
-
-    job: JobId
-    attempt: int
-    slots: tuple[WorkerName, ...]
-    message: int
-    start_tag: int
-    finish_tag: int
-    cost_ms: int
-    """The estimate that is charged, in slot-milliseconds."""
-    weight: tuple[int, int]
-    """Numerator and denominator, as of this dispatch."""
-    backfill: bool = False
-
-
-SUPERSEDED = "superseded"
-"""Reason of a stop of an attempt that no longer counts: it must write nothing more."""
-
-
-class StopOrdered(Decision, frozen=True, tag="stop"):
-    job: JobId
-    attempt: int
-    worker: WorkerName
-    message: int
-    reason: str
-    grace_ms: int = 0
-
-
-class RevokeBegun(Decision, frozen=True, tag="revoke"):
-    """The leader will try the claim; the job goes back only if that is won."""
-
-    job: JobId
-    attempt: int
-    reason: str
-
-
-class JobRequeued(Decision, frozen=True, tag="requeue"):
-    job: JobId
-    reason: str
-
-
-class LossDeclared(Decision, frozen=True, tag="lost"):
-    """Provisional while there is no newer attempt."""
-
-    job: JobId
-    attempt: int
-
-
-class AttemptFound(Decision, frozen=True, tag="found"):
-    job: JobId
-    attempt: int
-
-
-class SlotsReserved(Decision, frozen=True, tag="reserve"):
-    """Slots kept free for a job that needs more than are free."""
-
-    job: JobId
-    pool: str
-    node: NodeName
-    start_at: int
-    """When enough slots should be free, by limits and estimates of what runs there."""
-
-
-class ReservationEnded(Decision, frozen=True, tag="unreserve"):
-    job: JobId
-    pool: str
-
-
-class FlowBlocked(Decision, frozen=True, tag="block"):
-    flow: FlowId
-    reason: str
-
-
-class FlowFreed(Decision, frozen=True, tag="free"):
-    flow: FlowId
-
-
-class OverrunCharged(Decision, frozen=True, tag="overrun"):
-    """The attempt runs past what was charged for it; the charge grows to ``cost_ms``."""
-
-    job: JobId
-    attempt: int
-    cost_ms: int
-
-
-AnyDecision = (
-    Elected
-    | JobRejected
-    | AttemptAssigned
-    | StopOrdered
-    | RevokeBegun
-    | JobRequeued
-    | LossDeclared
-    | AttemptFound
-    | SlotsReserved
-    | ReservationEnded
-    | FlowBlocked
-    | FlowFreed
-    | OverrunCharged
-)
 
 
 class Posted(msgspec.Struct, frozen=True, kw_only=True):

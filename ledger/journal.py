@@ -103,11 +103,15 @@ class Journal:
         self.ledger = ledger
         self.projection = Projection(State(ledger=ledger))
 
-    def load(self) -> None:
-        """Start anew from the newest checkpoint and read to the end."""
-        state = newest_checkpoint(self.store, self.ledger)
+    def load(self, *, saved: State | None = None) -> list[Page]:
+        """Start anew from the newest checkpoint and read to the end; returns the pages read.
+
+        With ``saved``, a state that agrees with its page, start from that instead: it is
+        folded in place.
+        """
+        state = saved or newest_checkpoint(self.store, self.ledger)
         self.projection = Projection(state or State(ledger=self.ledger))
-        self.follow()
+        return self.follow()
 
     def follow(self) -> list[Page]:
         """Fold all pages that are there; returns them.

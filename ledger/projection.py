@@ -18,8 +18,8 @@ from ledger.errors import LedgerError, UpgradeError
 from ledger.events import AttemptRef, JobState, Liveness
 from ledger.fair_state import charge
 from ledger.keys import FactKey
-from ledger.names import Epoch, JobId, NodeName, Seq, WorkerName, WriterName
-from ledger.state import Attempt, Job, Phase, Reservation, digest_of
+from ledger.names import NAME, WORKER, Epoch, JobId, Seq, WorkerName, WriterName
+from ledger.state import Attempt, Job, NodeHealth, Phase, Placement, Reservation, digest_of
 from ledger.transitions import Transitions, end_state
 
 
@@ -117,7 +117,7 @@ class Projection(Transitions):
     def _admit(self, writer: WriterName, n: int, stamp_ms: int) -> None:
         state = self.state
         state.writers[writer] = max(state.writers.get(writer, 0), n + 1)
-        state.newest_stamp_ms = max(state.newest_stamp_ms or 0, stamp_ms)
+        state.newest_stamp_ms = max(state.newest_stamp_ms or 0, min(stamp_ms, state.at))
 
     def _request(self, fact: e.Fact) -> None:
         match fact:
@@ -126,25 +126,30 @@ class Projection(Transitions):
             case e.CancelRequested():
                 self._cancel(fact)
             case e.HoldRequested():
-                job = self.state.jobs.get(fact.job)
-                if job is not None and job.state is JobState.PENDING:
-                    self.unqueue(job, JobState.HELD)
-                    job.reason = fact.reason or f"held by {fact.by}"
+                self._hold(fact.job, fact.reason or f"held by {fact.by}")
             case e.ReleaseRequested():
                 job = self.state.jobs.get(fact.job)
                 if job is not None and job.state is JobState.HELD:
                     job.requeues = 0
+                    self.health.trust(job.spec)
                     self.queue(job)
+            case e.MoveRequested():
+                self._move(fact)
+            case e.RetryRequested():
+                job = self.state.jobs.get(fact.job)
+                if job is not None and job.state.retryable:
+                    self.retry(job)
             case e.PolicyApplied():
                 self._policy(fact)
             case e.DrainRequested():
                 node = self.node(fact.node)
                 node.drained = fact.reason or "drained"
-                node.drained_by = fact.by
-                self._touch_node(fact.node)
+                node.drained_by, node.drained_now = fact.by, fact.now
+                self.touch_node(fact.node)
             case e.UndrainRequested():
-                self.node(fact.node).drained = ""
-                self._touch_node(fact.node)
+                node = self.node(fact.node)
+                node.drained, node.drained_now = "", False
+                self.block(fact.node, NodeHealth())
             case _:
                 raise AssertionError(f"unknown fact {fact!r}")
 
@@ -187,6 +192,18 @@ class Projection(Transitions):
         if is_provisional or job.state.queued:
             self.end(job, JobState.CANCELLED, fact.reason or f"by {fact.by}", self.state.at)
 
+    def _move(self, fact: e.MoveRequested) -> None:
+        job = self.state.jobs.get(fact.job)
+        pin_is_sound = not fact.worker or WORKER.fullmatch(fact.worker)
+        if job is not None and NAME.fullmatch(fact.pool) and pin_is_sound:
+            self.move(job, Placement(fact.pool, fact.worker))
+
+    def _hold(self, job_id: JobId, reason: str) -> None:
+        job = self.state.jobs.get(job_id)
+        if job is not None and job.state is JobState.PENDING:
+            self.unqueue(job, JobState.HELD)
+            job.reason = reason
+
     def _policy(self, fact: e.PolicyApplied) -> None:
         state = self.state
         state.policy = fact.policy
@@ -205,6 +222,7 @@ class Projection(Transitions):
                 return
             node.intruder = ""
         if node.machine != fact.machine:
+            node.health = NodeHealth()
             for name in node.workers:
                 self.state.workers[name].ready = False
         node.machine = fact.machine
@@ -215,7 +233,7 @@ class Projection(Transitions):
         self.advance_cursor(worker, fact.cursor)
         self.resolve_pool(worker)
         self._end_occupancy(worker.name, fact)
-        self._touch_node(fact.node)
+        self.touch_node(fact.node)
 
     def _end_occupancy(self, name: WorkerName, fact: e.WorkerReady) -> None:
         """What the former incarnation occupied and this one does not list is over.
@@ -252,7 +270,7 @@ class Projection(Transitions):
             case e.WorkerRetired():
                 if fact.writer == worker.writer:
                     worker.retired = fact.reason or "retired"
-                    self._touch_node(worker.node)
+                    self.touch_node(worker.node)
             case _:
                 raise AssertionError(f"unknown fact {fact!r}")
         self.advance_cursor(worker, fact.cursor)
@@ -279,8 +297,10 @@ class Projection(Transitions):
         if job.last is not attempt:
             attempt.superseded = True
             return
+        job.moving = None
+        self.note_health(job, attempt)
         if fact.outcome in ("exited", "timeout"):
-            self.learn(job.spec, fact.ended_at - fact.started_at)
+            self.learn(job.placed, fact.ended_at - fact.started_at)
         if self._goes_back(job, attempt):
             return
         if job.state is JobState.NODE_FAIL:
@@ -322,7 +342,7 @@ class Projection(Transitions):
                     self.touched.workers[seen.worker] = None
             case e.NodeSeen():
                 self.node(seen.node).liveness = seen.liveness
-                self._touch_node(seen.node)
+                self.touch_node(seen.node)
             case e.ClaimSeen():
                 self._claim(seen)
             case e.FactRefused():
@@ -365,7 +385,7 @@ class Projection(Transitions):
                 self._revoke(decision)
             case e.JobRequeued():
                 job = self.state.jobs[decision.job]
-                self.requeue(job, decision.reason, self.state.at)
+                self.requeue(job, decision.reason, self.state.at, counted=decision.counted)
             case e.LossDeclared():
                 self._declare_lost(decision)
             case e.AttemptFound():
@@ -385,6 +405,17 @@ class Projection(Transitions):
                 self.state.flows[decision.flow].blocked = ""
             case e.OverrunCharged():
                 self._overrun(decision)
+            case e.JobHeld():
+                self._hold(decision.job, decision.reason)
+            case e.NodeBlocked():
+                blocked = NodeHealth(
+                    blocked=decision.reason, until=decision.until, pause_ms=decision.pause_ms
+                )
+                self.block(decision.node, blocked)
+            case e.NodeProbed():
+                self.probe(decision.node, None)
+            case e.NodeFreed():
+                self.block(decision.node, NodeHealth())
             case _:
                 assert_never(decision)
 
@@ -396,7 +427,7 @@ class Projection(Transitions):
             flow,
             start_tag=decision.start_tag,
             finish_tag=decision.finish_tag,
-            discipline=state.policy.discipline(job.spec.pool),
+            discipline=state.policy.discipline(job.placed.pool),
             backfill=decision.backfill,
         )
         attempt = Attempt(
@@ -421,6 +452,9 @@ class Projection(Transitions):
             )
         )
         self.occupy(job, attempt)
+        node = state.nodes[state.workers[attempt.lead].node]
+        if node.health.probing and node.health.probe is None:
+            self.probe(node.name, AttemptRef(job.id, attempt.number))
         self.touch(job)
 
     def _stop(self, decision: e.StopOrdered) -> None:
@@ -481,6 +515,7 @@ class Projection(Transitions):
         assert job is not None and attempt is not None, decision
         stopping = attempt.stop_ordered
         attempt.phase = Phase.STOPPING if stopping else Phase.STARTED
+        attempt.retried = False
         self.reopen(job, JobState.STOPPING if stopping else JobState.RUNNING)
 
     def _overrun(self, decision: e.OverrunCharged) -> None:
@@ -502,8 +537,3 @@ class Projection(Transitions):
     def _find(self, job_id: JobId, number: int) -> tuple[Job | None, Attempt | None]:
         job = self.state.jobs.get(job_id)
         return job, job.attempt(number) if job is not None else None
-
-    def _touch_node(self, name: NodeName) -> None:
-        node = self.state.nodes[name]
-        self.touched.nodes[name] = None
-        self.touched.workers.update(dict.fromkeys(node.workers))

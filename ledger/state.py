@@ -69,11 +69,20 @@ class Attempt(msgspec.Struct, kw_only=True):
     ran: bool = True
     settled: bool = False
     superseded: bool = False
+    retried: bool = False
+    """A user asked for a further attempt after this one was lost."""
     log_bytes: int = 0
 
     @property
     def lead(self) -> WorkerName:
         return self.slots[0]
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a job may run: its pool, and the worker to which it is pinned (empty: any)."""
+
+    pool: str
+    worker: str = ""
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -86,6 +95,10 @@ class Job(msgspec.Struct, kw_only=True):
     reason: str = ""
     attempts: list[Attempt] = []
     cancel: CancelRequested | None = None
+    moved: Placement | None = None
+    """Where it may run instead of where it was submitted to."""
+    moving: Placement | None = None
+    """The same from its next requeue on: it is assigned, and is being taken back."""
     requeues: int = 0
     ended_at: int | None = None
     conflicting_submits: int = 0
@@ -94,6 +107,13 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def id(self) -> JobId:
         return self.spec.id
+
+    @property
+    def placed(self) -> JobSpec:
+        """What was asked for, but with the pool and the pin that hold now."""
+        if self.moved is None:
+            return self.spec
+        return msgspec.structs.replace(self.spec, pool=self.moved.pool, worker=self.moved.worker)
 
     @property
     def last(self) -> Attempt | None:
@@ -138,6 +158,46 @@ class Worker(msgspec.Struct, kw_only=True):
     occupant: AttemptRef | None = None
 
 
+class FastFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that failed within seconds of its start, for which its node may be to blame."""
+
+    job: JobId
+    command: str
+    """Fingerprint of what ran; see ``ledger.health.command_of``."""
+    flow: FlowId
+    proven: bool
+    """The command had succeeded on another node before."""
+
+
+class NodeHealth(msgspec.Struct, kw_only=True):
+    """What the jobs of a node say of it."""
+
+    failures: list[FastFailure] = []
+    """The newest in a row, oldest first; whatever runs well ends the row."""
+    blocked: str = ""
+    """Why it takes no jobs; empty where it does."""
+    until: int = 0
+    pause_ms: int = 0
+    """A blocked node is probed after ``until``; that was ``pause_ms`` after the block."""
+    probing: bool = False
+    """It takes one job, by which it is judged."""
+    probe: AttemptRef | None = None
+
+    def bars(self, occupant: AttemptRef | None) -> bool:
+        """Whether a slot of the node takes no job; what probes the node may stay there."""
+        if not self.blocked or (self.probing and self.probe is None):
+            return False
+        return not self.probing or occupant != self.probe
+
+
+class CommandRecord(msgspec.Struct, kw_only=True):
+    """How a command ended last, by node: each node is in one of the lists, or in none."""
+
+    failed_on: list[NodeName] = []
+    """Within seconds of its start."""
+    succeeded_on: list[NodeName] = []
+
+
 class Node(msgspec.Struct, kw_only=True):
     """A machine. ``drained`` is the reason, or empty."""
 
@@ -146,9 +206,12 @@ class Node(msgspec.Struct, kw_only=True):
     liveness: Liveness = Liveness.FRESH
     drained: str = ""
     drained_by: str = ""
+    drained_now: bool = False
+    """What runs there is stopped, and runs again elsewhere."""
     workers: list[WorkerName] = []
     intruder: str = ""
     """The machine id of a second machine that was refused under this name."""
+    health: NodeHealth = msgspec.field(default_factory=NodeHealth)
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +262,8 @@ class State(msgspec.Struct, kw_only=True):
     pools: dict[str, PoolClock] = {}
     recent_cost_ms: dict[str, int] = {}
     """Flow and name stem to the blended run time of recent jobs (one slot)."""
+    commands: dict[str, CommandRecord] = {}
+    """By fingerprint, those of recent ends, the newest last."""
     void_pages: int = 0
     """Pages of a leader that was no longer one; their contents count for nothing."""
 

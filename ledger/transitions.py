@@ -11,8 +11,20 @@ import re
 
 from ledger.events import AttemptRef, JobSpec, JobState
 from ledger.fair_state import FairState, Flow, charge
-from ledger.names import JobId, NodeName, Seq, WorkerName
-from ledger.state import ArchivedJob, Attempt, Job, Node, Phase, State, Worker, digest_of
+from ledger.health import HealthLog, failed_fast
+from ledger.names import FlowId, JobId, NodeName, Seq, WorkerName
+from ledger.state import (
+    ArchivedJob,
+    Attempt,
+    Job,
+    Node,
+    NodeHealth,
+    Phase,
+    Placement,
+    State,
+    Worker,
+    digest_of,
+)
 
 REQUEUES_MAX = 5
 """After so many requeues a job is held: something is wrong with it or with the fleet."""
@@ -40,6 +52,7 @@ class Touched:
         self.workers: dict[WorkerName, None] = {}
         self.nodes: dict[NodeName, None] = {}
         self.submitted: dict[JobId, None] = {}
+        self.failed_fast: dict[JobId, None] = {}
         self.everything = False
         """Set by an election: the new leader looks at all there is."""
 
@@ -48,6 +61,7 @@ class Touched:
         self.workers.clear()
         self.nodes.clear()
         self.submitted.clear()
+        self.failed_fast.clear()
         self.everything = False
 
 
@@ -57,6 +71,7 @@ class Transitions:
     def __init__(self, state: State) -> None:
         self.state = state
         self.fair = FairState(state.flows, state.pools)
+        self.health = HealthLog(state)
         self.touched = Touched()
 
     # -- lookups
@@ -77,7 +92,7 @@ class Transitions:
         return self.state.nodes[name]
 
     def flow_of(self, job: Job) -> Flow:
-        spec = job.spec
+        spec = job.placed
         return self.fair.flow(spec.organization, spec.workload_class, spec.pool)
 
     def touch(self, job: Job) -> None:
@@ -105,6 +120,7 @@ class Transitions:
         if job.state.ended:
             return
         self.unqueue(job, state)
+        job.moving = None
         job.reason = reason
         job.ended_at = at
         self.state.ended.append(job.id)
@@ -120,9 +136,18 @@ class Transitions:
         job.reason = ""
         self.touch(job)
 
-    def requeue(self, job: Job, reason: str, at: int) -> None:
-        """Back to its flow, with its arrival order; a cancelled job ends instead."""
-        job.requeues += 1
+    def requeue(self, job: Job, reason: str, at: int, *, counted: bool) -> None:
+        """Back to its flow, with its arrival order; a cancelled job ends instead.
+
+        That a user moves a job, or that its node is blocked, says nothing against the job,
+        so it does not count. A failure for which the node is to blame is taken back.
+        """
+        if job.state.ended:
+            self.reopen(job, JobState.RUNNING)
+        if job.moving is None:
+            job.requeues += counted
+        else:
+            job.moved, job.moving = job.moving, None
         if job.cancel is not None:
             self.end(job, JobState.CANCELLED, job.cancel.reason, at)
         elif job.requeues > REQUEUES_MAX:
@@ -132,6 +157,33 @@ class Transitions:
         else:
             self.queue(job)
             job.reason = reason
+
+    def move(self, job: Job, place: Placement) -> None:
+        """Have an unstarted job wait elsewhere; one that is assigned is taken back first."""
+        if job.state is JobState.PENDING and place.pool != job.placed.pool:
+            self.fair.leave(self.flow_of(job))
+            job.moved = place
+            self.fair.join(self.flow_of(job))
+        elif job.state.queued or self._is_assigned_to(job, place):
+            job.moved, job.moving = place, None
+        elif job.state is JobState.ASSIGNED:
+            job.moving = place
+        self.touch(job)
+
+    def _is_assigned_to(self, job: Job, place: Placement) -> bool:
+        assigned = job.state is JobState.ASSIGNED and place.pool == job.placed.pool
+        return assigned and job.last is not None and job.last.lead == place.worker
+
+    def retry(self, job: Job) -> None:
+        """Put an ended job back into its flow, behind all that wait there."""
+        self.health.trust(job.spec)
+        self.state.ended.remove(job.id)
+        if job.last is not None:
+            job.last.retried = True
+        job.arrival = self.state.arrivals
+        self.state.arrivals += 1
+        job.cancel, job.ended_at, job.requeues = None, None, 0
+        self.queue(job)
 
     def archive(self, seq: Seq) -> None:
         """Forget the details of jobs that ended long ago. Amortised O(1) a job."""
@@ -153,7 +205,7 @@ class Transitions:
 
     def may_rerun(self, job: Job, attempt: Attempt) -> bool:
         """Whether a lost attempt may be followed by another."""
-        return job.spec.idempotent or not attempt.ran
+        return job.spec.idempotent or attempt.retried or not attempt.ran
 
     def settle(self, job: Job, attempt: Attempt, actual_ms: int) -> None:
         """Book what the attempt cost (slot-milliseconds), once; later ends book nothing."""
@@ -198,6 +250,7 @@ class Transitions:
         self.forget_revoke(job.id, attempt.number)
         if attempt.phase < Phase.STARTED:
             attempt.phase = Phase.STOPPING if attempt.stop_ordered else Phase.STARTED
+            job.moving = None
             if job.last is attempt and not job.state.ended:
                 job.state = JobState.STOPPING if attempt.stop_ordered else JobState.RUNNING
         self.touch(job)
@@ -206,6 +259,29 @@ class Transitions:
         ref = AttemptRef(job, attempt)
         if ref in self.state.revoking:
             self.state.revoking.remove(ref)
+
+    # -- health
+
+    def note_health(self, job: Job, attempt: Attempt) -> None:
+        """The last attempt of the job was finished: it tells of its node and its command."""
+        self.health.ended(job, attempt)
+        if failed_fast(attempt):
+            self.touched.failed_fast[job.id] = None
+
+    def touch_node(self, name: NodeName) -> None:
+        self.touched.nodes[name] = None
+        self.touched.workers.update(dict.fromkeys(self.state.nodes[name].workers))
+
+    def block(self, name: NodeName, health: NodeHealth) -> None:
+        """Let the node take no jobs, or again some, as ``health`` says."""
+        self.state.nodes[name].health = health
+        self.touch_node(name)
+
+    def probe(self, name: NodeName, attempt: AttemptRef | None) -> None:
+        """The blocked node takes one job (None), or has got it."""
+        health = self.state.nodes[name].health
+        health.probing, health.probe = True, attempt
+        self.touch_node(name)
 
     # -- workers
 
@@ -240,7 +316,9 @@ class Transitions:
         before = recent.pop(key, None)
         recent[key] = max(1, run_ms if before is None else (3 * before + run_ms) // 4)
         if len(recent) > RECENT_STEMS_MAX:
-            del recent[next(iter(recent))]
+            forgotten = next(iter(recent))
+            del recent[forgotten]
+            self.fair.touched[_flow_of_stem(forgotten)] = None
 
 
 def end_state(outcome: str, rc: int) -> JobState:
@@ -255,3 +333,7 @@ def end_state(outcome: str, rc: int) -> JobState:
 def _stem(spec: JobSpec) -> str:
     """Flow and job name without its digits and suffix: ``run-17.sh`` is like ``run-4.sh``."""
     return f"{spec.flow}/{re.sub(r'[0-9]+', '', spec.name.rsplit('.', 1)[0])}"
+
+
+def _flow_of_stem(stem: str) -> FlowId:
+    return FlowId("/".join(stem.split("/", 3)[:3]))

@@ -44,7 +44,7 @@ class Dispatcher:
         self._loaded = False
         self._sign_ms = 0
         self._followed_ms = 0
-        self._page_ms = 0
+        self._page_ms: int | None = None
         """When the newest page was made (boot clock)."""
         self._sign_key = ""
         self._next_beats_look_ms = 0
@@ -73,7 +73,9 @@ class Dispatcher:
                 self._neighbours.mark_following()
         except FencedError as error:
             log.info("stepped down", node=self._node, reason=str(error))
+            self._page_ms = self._leader.page_ms if self._leader else self._page_ms
             self._leader = None
+            self._loaded = False
         except TransientError as error:
             self._errors += 1
             log.warning("no news from the store", node=self._node, reason=str(error))
@@ -99,9 +101,10 @@ class Dispatcher:
         else:
             self._journal.load()
             pages = []
-            self._loaded = True
+            if self._page_ms is None:
+                self._note_page(prompt=False)
             self._sign_ms = self._first_sign_ms()
-            self._note_page(prompt=False)
+            self._loaded = True
         for page in pages:
             self._saw_leader()
             self._wake(page.decisions)
@@ -189,6 +192,7 @@ class Dispatcher:
         state = self._journal.projection.state
         if state.seq < 0:
             return ""
+        assert self._page_ms is not None
         silence_ms = self._context.clock.boot_ms() - self._page_ms
         ahead_ms = self._context.store.clock_ms() - state.at
         if abs(ahead_ms) > SKEW_MAX_MS + silence_ms:

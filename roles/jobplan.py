@@ -63,6 +63,8 @@ def plan_of(
         env=env,
         time_limit_ms=spec.time_limit_ms or None,
         grace_ms=spec.grace_ms or timings.grace_ms,
+        signal=spec.signal or "TERM",
+        lead_ms=spec.lead_ms,
         boot_id=base.boot_id,
         claim_boot_ms=boot_ms,
         start_within_ms=timings.start_within_ms,

@@ -68,7 +68,7 @@ class Leader:
         """The projection holds a page that is not known to be in."""
         self._delivered: dict[WorkerName, int] = {}
         self._page_at = -1
-        self._page_ms = 0
+        self.page_ms = 0
         """When the newest page was made, on the journal's clock and on the boot clock."""
         self._next_beat_ms = 0
         self._next_beats_poll_ms = 0
@@ -102,7 +102,6 @@ class Leader:
                 f"{self._state.leader or 'nobody'} leads epoch {self._state.epoch}, "
                 f"not {self._writer} epoch {self._epoch}"
             )
-        self._check_clock()
         self._beat()
         self._deliver()
         self._try_claims()
@@ -112,13 +111,15 @@ class Leader:
         if facts or seen or (due is not None and due <= self._context.store.clock_ms()):
             self._post(facts, seen, elected=False)
 
+    def _note_page(self, *, age_ms: int) -> None:
+        """The newest page was made ``age_ms`` ago."""
+        self._page_at, self.page_ms = self._state.at, self._context.clock.boot_ms() - age_ms
+
     def _check_clock(self) -> None:
         """Raise FencedError where this clock has left the journal's since the last page."""
-        now_ms = self._context.clock.boot_ms()
-        if self._page_at != self._state.at:
-            self._page_at, self._page_ms = self._state.at, now_ms
         off_ms = self._context.store.clock_ms() - self._page_at
-        if abs(off_ms) > SKEW_MAX_MS + now_ms - self._page_ms:
+        silence_ms = self._context.clock.boot_ms() - self.page_ms
+        if abs(off_ms) > SKEW_MAX_MS + silence_ms:
             raise FencedError(f"the store's clock is {off_ms // 1000} s off the journal's")
 
     # -- reading
@@ -177,6 +178,8 @@ class Leader:
         In doubt for longer than the lease, or Lost: whatever stands at this seq counts. It
         is read, and what was prepared is built afresh from it.
         """
+        if not elected:
+            self._check_clock()
         self._prepared = True
         page = self._build(tuple(facts), tuple(seen), elected=elected)
         try:
@@ -186,6 +189,7 @@ class Leader:
         if isinstance(outcome, Won):
             self._journal.finish(page)
             self._prepared = False
+            self._note_page(age_ms=0)
             self._act(page)
         else:
             self._reload()
@@ -226,6 +230,8 @@ class Leader:
         self._journal.load()
         self._take_over_journal()
         self._prepared = False
+        if self._page_at != self._state.at:
+            self._note_page(age_ms=max(0, self._context.store.clock_ms() - self._state.at))
 
     # -- acting, only after the page is in
 

@@ -6,7 +6,7 @@ when it arrives; a pool whose workers have not reported yet may still get them.
 
 from __future__ import annotations
 
-from ledger.events import JobSpec
+from ledger.events import LEAD_SIGNALS, JobSpec
 from ledger.names import JOB_ID, NAME
 from ledger.policy import CLASSES
 from ledger.state import State, Worker
@@ -40,8 +40,11 @@ def _malformed(spec: JobSpec) -> str:
             return f"{name!r} is not the name of {what}"
     if spec.slots < 1:
         return f"a job needs at least one slot, not {spec.slots}"
-    if min(spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes) < 0:
+    sizes = (spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes)
+    if min(*sizes, spec.lead_ms) < 0:
         return "times and sizes cannot be negative"
+    if spec.signal and spec.signal not in LEAD_SIGNALS:
+        return f"no signal {spec.signal!r}; signals are {', '.join(LEAD_SIGNALS)}"
     if spec.workload_class not in CLASSES:
         return f"no class {spec.workload_class!r}; classes are {', '.join(CLASSES)}"
     return ""

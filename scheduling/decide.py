@@ -22,6 +22,9 @@ from scheduling.dispatch import Dispatch
 from scheduling.placement import Fleet, trouble
 from scheduling.queues import Queues
 
+MOVED = "moved"
+"""Why an assigned job is taken back whose user wants it elsewhere."""
+
 
 class Scheduler:
     """Indexes over one projection, and the rules that turn its changes into decisions."""
@@ -86,8 +89,8 @@ class Scheduler:
             self.queues.update(job)
             self._watch_attempts(job)
             self._pending[job_id] = None
-            projection.fair.touched[job.spec.flow] = None
-            self._pools[job.spec.pool] = None
+            projection.fair.touched[job.placed.flow] = None
+            self._pools[job.placed.pool] = None
         for name in touched.workers:
             self._pools.update(dict.fromkeys(self.fleet.refresh(name)))
             self._pending.update(dict.fromkeys(sorted(self._led.get(name, ()))))
@@ -130,17 +133,18 @@ class Scheduler:
     def _settle_attempt(self, job: Job, attempt: Attempt) -> None:
         state = self._projection.state
         worker = state.workers[attempt.lead]
-        liveness = state.nodes[worker.node].liveness
+        node = state.nodes[worker.node]
+        liveness = node.liveness
         unwanted = self._unwanted(job, attempt)
         match attempt.phase:
             case Phase.ASSIGNED:
-                reason = unwanted or trouble(state, worker)
+                reason = unwanted or trouble(state, worker) or (MOVED if job.moving else "")
                 if reason:
                     self.emit(e.RevokeBegun(job=job.id, attempt=attempt.number, reason=reason))
             case Phase.STARTED | Phase.STOPPING if liveness is Liveness.GONE:
                 self.emit(e.LossDeclared(job=job.id, attempt=attempt.number))
-            case Phase.STARTED if unwanted and not attempt.stop_ordered:
-                self._stop(job, attempt, unwanted)
+            case Phase.STARTED if not attempt.stop_ordered and (unwanted or node.drained_now):
+                self._stop(job, attempt, unwanted or f"node {node.name} is drained")
             case Phase.LOST if liveness is Liveness.FRESH and _may_be_there(worker, job, attempt):
                 if not unwanted:
                     self.emit(e.AttemptFound(job=job.id, attempt=attempt.number))

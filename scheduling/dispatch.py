@@ -58,7 +58,7 @@ class Dispatch:
         job = self._queues.best(pool, shapes)
         if job is None:
             return False
-        slots = self._fleet.find(pool, Shape.of(job.spec), lambda bank: True)
+        slots = self._fleet.find(pool, Shape.of(job.placed), lambda bank: True)
         if slots is None:
             return False
         self._assign(job, slots, emit, backfill=False)
@@ -71,7 +71,7 @@ class Dispatch:
         if reservation is None:
             return self._dispatch_unreserved(pool, at, emit)
         job = self._state.jobs[reservation.job]
-        node, shape = reservation.node, Shape.of(job.spec)
+        node, shape = reservation.node, Shape.of(job.placed)
         slots = self._fleet.find(pool, shape, lambda bank: bank.key.node == node)
         if slots is None:
             slots = self._fleet.find(pool, shape, lambda bank: True)
@@ -91,7 +91,7 @@ class Dispatch:
         job = self._queues.best(pool, placed)
         if job is None:
             return False
-        slots = placed[Shape.of(job.spec)]
+        slots = placed[Shape.of(job.placed)]
         if slots is not None:
             self._assign(job, slots, emit, backfill=False)
         else:
@@ -103,7 +103,7 @@ class Dispatch:
         reserved = self._state.jobs[reservation.job]
         kept = [
             bank
-            for bank in self._fleet.candidates(pool, Shape.of(reserved.spec))
+            for bank in self._fleet.candidates(pool, Shape.of(reserved.placed))
             if bank.key.node == reservation.node
         ]
         beside = self._beside(reserved, reservation, kept, at)
@@ -114,10 +114,10 @@ class Dispatch:
         def harmless(job: Job) -> bool:
             limit_ms = job.spec.time_limit_ms
             ends_before = 0 < limit_ms <= reservation.start_at - at
-            return job.id != reserved.id and (
+            return (
                 ends_before
                 or job.spec.slots <= beside
-                or self._fleet.find(pool, Shape.of(job.spec), elsewhere) is not None
+                or self._fleet.find(pool, Shape.of(job.placed), elsewhere) is not None
             )
 
         shapes = [
@@ -128,7 +128,7 @@ class Dispatch:
         job = self._queues.best(pool, shapes, harmless)
         if job is None:
             return False
-        shape = Shape.of(job.spec)
+        shape = Shape.of(job.placed)
         slots = self._fleet.find(pool, shape, elsewhere)
         if slots is None:
             slots = self._fleet.find(pool, shape, lambda bank: True)
@@ -140,7 +140,7 @@ class Dispatch:
         self, job: Job, slots: tuple[WorkerName, ...], emit: Emit, *, backfill: bool
     ) -> None:
         projection = self._projection
-        cost_ms = estimated_cost_ms(len(slots), projection.expected_ms(job.spec))
+        cost_ms = estimated_cost_ms(len(slots), projection.expected_ms(job.placed))
         tags = projection.fair.tags(projection.flow_of(job), cost_ms, self._state.policy)
         emit(
             e.AttemptAssigned(
@@ -166,10 +166,11 @@ class Dispatch:
         keeps = (
             job is not None
             and job.state is JobState.PENDING
+            and job.placed.pool == pool
             and self._state.policy.discipline(pool) != "fifo"
             and any(
                 bank.key.node == reservation.node
-                for bank in self._fleet.candidates(pool, Shape.of(job.spec))
+                for bank in self._fleet.candidates(pool, Shape.of(job.placed))
             )
         )
         if not keeps:
@@ -177,7 +178,7 @@ class Dispatch:
 
     def _reserve(self, pool: str, job: Job, at: int) -> e.SlotsReserved:
         """The node on which enough slots should be free soonest."""
-        shape = Shape.of(job.spec)
+        shape = Shape.of(job.placed)
         start_at, node = min(
             (self._free_at(bank, shape.slots, at), bank.key.node)
             for bank in self._fleet.candidates(pool, shape)
@@ -191,14 +192,13 @@ class Dispatch:
     def _beside(self, job: Job, reservation: Reservation, kept: list[Bank], at: int) -> int:
         """Slots of the reserved node that the reserved job will not need when it starts.
 
-        None are counted where more than one kind of slot would do: which of them the job will
-        take is not known yet.
+        Where it has several banks that would do, one that can spare them is enough.
         """
-        if len(kept) != 1:
-            return 0
-        names = kept[0].serving
-        free = sum(self._is_sure_to_end(name, reservation, at) for name in names)
-        return free - job.spec.slots
+        free = (
+            sum(self._is_sure_to_end(name, reservation, at) for name in bank.serving)
+            for bank in kept
+        )
+        return max(free) - job.spec.slots
 
     def _is_sure_to_end(self, name: WorkerName, reservation: Reservation, at: int) -> bool:
         """Whether the slot counts as free when the reservation starts.
@@ -228,7 +228,7 @@ class Dispatch:
         if found is None:
             return at
         job, attempt = found
-        run_ms = job.spec.time_limit_ms or self._projection.expected_ms(job.spec)
+        run_ms = job.spec.time_limit_ms or self._projection.expected_ms(job.placed)
         begun = attempt.assigned_at if attempt.started_at is None else attempt.started_at
         return max(at, begun + run_ms)
 

@@ -35,7 +35,7 @@ class Explainer:
         return f"{reason} (again: {job.reason})" if job.reason else reason
 
     def _waits_for(self, job: Job) -> str:
-        spec, shape = job.spec, Shape.of(job.spec)
+        spec, shape = job.placed, Shape.of(job.placed)
         if not self._fleet.serves(spec.pool, shape):
             return self._unserved(job)
         reservation = self._state.reservations.get(spec.pool)
@@ -53,7 +53,7 @@ class Explainer:
 
     def _unserved(self, job: Job) -> str:
         """What no serving slot offers now."""
-        spec = job.spec
+        spec = job.placed
         if spec.worker:
             worker = self._state.workers.get(WorkerName(spec.worker))
             if worker is None:
@@ -85,7 +85,8 @@ def _places(projection: Projection) -> dict[JobId, int]:
     queues: dict[tuple[FlowId, str], list[Waiting]] = {}
     for job in projection.state.jobs.values():
         if job.state is JobState.PENDING:
-            queues.setdefault((job.spec.flow, job.spec.worker), []).append(Waiting.of(job))
+            spec = job.placed
+            queues.setdefault((spec.flow, spec.worker), []).append(Waiting.of(job))
     return {
         waiting.job: place
         for queue in queues.values()

@@ -2,8 +2,8 @@
 
 Owns the index of slots that the scheduler asks. A *bank* is the slots of one node with
 the same GPU; a job takes all its slots from one bank. A slot is *serving* when its worker
-is ready, its node is fresh and not drained and nothing is wrong with it, and *free* when
-besides that nobody occupies it and its mailbox is done.
+is ready, its node is fresh, not drained and not blocked and nothing is wrong with it, and
+*free* when besides that nobody occupies it and its mailbox is done.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def trouble(state: State, worker: Worker) -> str:
         return f"node {node.name} is {node.liveness.value}"
     if node.drained:
         return f"node {node.name} is drained ({node.drained})"
+    if node.health.bars(worker.occupant):
+        return f"node {node.name} is blocked ({node.health.blocked})"
     return worker.problem
 
 

@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
 
     @staticmethod
     def of(job: Job) -> Waiting:
-        return Waiting(job.spec.name if job.spec.worker else "", job.arrival, job.id)
+        return Waiting(job.spec.name if job.placed.worker else "", job.arrival, job.id)
 
 
 class Queues:
@@ -50,19 +50,23 @@ class Queues:
             self.rank_again(flow)
 
     def update(self, job: Job) -> None:
-        """Take over whether ``job`` waits; ``rank_again`` must follow for its flow."""
-        waits = job.state is JobState.PENDING
-        if waits == (job.id in self._where):
+        """Take over whether and where ``job`` waits.
+
+        ``rank_again`` must follow for the flow in which it waits, and that in which it did.
+        """
+        before = self._where.pop(job.id, None)
+        now = None
+        if job.state is JobState.PENDING:
+            spec = job.placed
+            now = self._where[job.id] = (spec.flow, Shape.of(spec), Waiting.of(job))
+        if now == before:
             return
-        if waits:
-            shape, place = Shape.of(job.spec), Waiting.of(job)
-            shapes = self._flows.setdefault(job.spec.flow, {})
-            shapes.setdefault(shape, SortedList()).add(place)
-            self._where[job.id] = (job.spec.flow, shape, place)
-        else:
-            flow, shape, place = self._where.pop(job.id)
-            queue = self._flows[flow][shape]
-            queue.remove(place)
+        if before is not None:
+            flow, shape, place = before
+            self._flows[flow][shape].remove(place)
+        if now is not None:
+            flow, shape, place = now
+            self._flows.setdefault(flow, {}).setdefault(shape, SortedList()).add(place)
 
     def rank_again(self, flow_id: FlowId) -> None:
         """Take over the flow's tags, weight and heads."""
@@ -97,7 +101,7 @@ class Queues:
             flow,
             job=job_id,
             arrival=job.arrival,
-            cost_ms=estimated_cost_ms(job.spec.slots, projection.expected_ms(job.spec)),
+            cost_ms=estimated_cost_ms(job.spec.slots, projection.expected_ms(job.placed)),
         )
 
     def shapes(self, pool: str) -> list[Shape]:

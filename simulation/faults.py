@@ -45,7 +45,7 @@ FAULTS_MS = 400 * SECOND_MS
 """How long faults are played."""
 DRAIN_MS = 1_500 * SECOND_MS
 """How long everything may take to end after them."""
-GAP_MS, GAP_HELD_MS = 20 * SECOND_MS, 140 * SECOND_MS
+GAP_MS, GAP_HELD_MS = 100 * SECOND_MS, 300 * SECOND_MS
 CHECKPOINT_EVERY_PAGES = 20
 
 TIMINGS = msgspec.structs.replace(
@@ -54,7 +54,7 @@ TIMINGS = msgspec.structs.replace(
     follow_min_ms=1_000,
     follow_max_ms=1_500,
     mailbox_alone_ms=2_000,
-    overlap_long_ms=140_000,
+    overlap_long_ms=300_000,
     overlap_long_every_ms=30_000,
     worker_tick_ms=1_000,
     respawn_ms=2_000,
@@ -288,7 +288,7 @@ class World:
         machine.processes[name] = process
         if self.rng.random() < 0.1:
             at_ms = self.hub.now_ms + self.rng.randint(0, 100)
-            self.hub.call_at(at_ms, lambda: self._unless_healed(lambda: process.freeze(250_000)))
+            self.hub.call_at(at_ms, lambda: self._unless_healed(lambda: process.freeze(450_000)))
 
     # -- faults
 

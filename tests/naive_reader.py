@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -70,6 +71,10 @@ class NaiveReader:
         job["state"] = "PENDING"
         self.join(job)
 
+    def place(self, job: Body, pool: str) -> None:
+        job["pool"] = pool
+        job["flow"] = f"{job['share']}/{pool}"
+
     def leave_for(self, job: Body, state: str) -> None:
         if job["state"] == "PENDING":
             self.leave(job)
@@ -78,6 +83,7 @@ class NaiveReader:
     def end(self, job: Body, state: str) -> None:
         if job["state"] in OPEN:
             self.leave_for(job, state)
+            job["due"] = None
 
     # --- moves of attempts
 
@@ -94,11 +100,12 @@ class NaiveReader:
         return attempt["slots"] * max(0, until - attempt["started_at"])
 
     def may_run_again(self, job: Body, attempt: Body) -> bool:
-        return job["idempotent"] or not attempt["ran"]
+        return job["idempotent"] or attempt["retried"] or not attempt["ran"]
 
     def mark_started(self, job: Body, attempt: Body) -> None:
         if attempt["phase"] in (ASSIGNED, REVOKING):
             attempt["phase"] = STOPPING if attempt["stop"] else STARTED
+            job["due"] = None
             if attempt is job["attempts"][-1] and job["state"] in OPEN:
                 job["state"] = "STOPPING" if attempt["stop"] else "RUNNING"
 
@@ -126,6 +133,10 @@ class NaiveReader:
             elif job and kind == "release" and job["state"] == "HELD":
                 job["requeues"] = 0
                 self.queue(job)
+        elif kind == "move":
+            self.move(fact)
+        elif kind == "retry":
+            self.retry(fact["job"])
         elif kind == "policy":
             pools = fact["policy"]["pools"]
             self.disciplines = {name: pool["discipline"] for name, pool in pools.items()}
@@ -137,16 +148,16 @@ class NaiveReader:
     def submit(self, spec: Body) -> None:
         if spec["id"] in self.jobs:
             return
-        organization, pool = spec["organization"], spec["pool"]
         job: Body = {
-            "flow": f"{organization}/{spec['workload_class']}/{pool}",
-            "pool": pool,
+            "share": f"{spec['organization']}/{spec['workload_class']}",
+            "due": None,
             "idempotent": spec.get("idempotent", False),
             "state": "HELD",
             "cancel": False,
             "requeues": 0,
             "attempts": [],
         }
+        self.place(job, spec["pool"])
         self.jobs[spec["id"]] = job
         if not spec.get("held", False):
             self.queue(job)
@@ -167,6 +178,31 @@ class NaiveReader:
             job["state"] = "RUNNING"
         if provisional or job["state"] in QUEUED:
             self.end(job, "CANCELLED")
+
+    def move(self, fact: Body) -> None:
+        job, pool, worker = self.jobs.get(fact["job"]), fact["pool"], fact.get("worker", "")
+        is_name = re.fullmatch(r"[a-z0-9-]{1,63}", pool)
+        is_worker = re.fullmatch(r"([a-z0-9-]{1,63}-(gpu|cpu)(0|[1-9][0-9]{0,4}))?", worker)
+        if job is None or not is_name or not is_worker:
+            return
+        if job["state"] == "PENDING" and pool != job["pool"]:
+            self.leave(job)
+            self.place(job, pool)
+            self.join(job)
+        elif job["state"] == "HELD":
+            self.place(job, pool)
+        elif job["state"] == "ASSIGNED":
+            there = pool == job["pool"] and worker == job["attempts"][-1]["lead"]
+            job["due"] = None if there else pool
+
+    def retry(self, name: str) -> None:
+        job = self.jobs.get(name)
+        if job is None or job["state"] in (*OPEN, "COMPLETED", "REJECTED"):
+            return
+        if job["attempts"]:
+            job["attempts"][-1]["retried"] = True
+        job["cancel"], job["requeues"] = False, 0
+        self.queue(job)
 
     def ready(self, fact: Body) -> None:
         node = self.nodes.setdefault(fact["node"], {"machine": "", "liveness": "fresh"})
@@ -208,6 +244,7 @@ class NaiveReader:
         attempt["phase"] = ENDED
         if attempt is not job["attempts"][-1]:
             return
+        job["due"] = None
         stopped = fact["outcome"] == "stopped"
         goes_back = (stopped and attempt["stop"]) or (
             fact["outcome"] == "exclusive" and self.may_run_again(job, attempt)
@@ -277,6 +314,7 @@ class NaiveReader:
             "rc": None,
             "ran": True,
             "stop": False,
+            "retried": False,
             "settled": False,
         }
         job["attempts"].append(attempt)
@@ -297,7 +335,11 @@ class NaiveReader:
 
     def decided_requeue(self, decision: Body) -> None:
         job = self.jobs[decision["job"]]
-        job["requeues"] += 1
+        if job["due"] is None:
+            job["requeues"] += 1
+        else:
+            self.place(job, job["due"])
+            job["due"] = None
         if job["cancel"]:
             self.end(job, "CANCELLED")
         elif job["requeues"] > REQUEUES_MAX:
@@ -314,6 +356,7 @@ class NaiveReader:
     def decided_found(self, decision: Body) -> None:
         job, attempt = self.found(decision)
         attempt["phase"] = STOPPING if attempt["stop"] else STARTED
+        attempt["retried"] = False
         self.leave_for(job, "STOPPING" if attempt["stop"] else "RUNNING")
 
     def decided_overrun(self, decision: Body) -> None:

@@ -82,6 +82,7 @@ BODIES: dict[Section, Body] = {
             checkpoint.Checkpoint,
             state.State,
             state.Job,
+            state.Placement,
             state.Attempt,
             state.ArchivedJob,
             state.Worker,
@@ -388,6 +389,9 @@ class Life:
             "cancel": self.of_a_job(self.world.cancel),
             "hold": self.of_a_job(self.world.hold),
             "release": self.of_a_job(self.world.release),
+            "move": self.move,
+            "retry": self.of_a_job(self.world.retry),
+            "drain": self.drain,
             "liveness": self.liveness,
             "claim": self.claim,
             "ready": self.ready,
@@ -437,15 +441,29 @@ class Life:
 
     def finish(self, job: JobId) -> None:
         attempts = self.world.job(job).attempts
-        at = self.world.at
-        outcome = ("exited", "timeout", "oom", "exclusive", "exited")[at % 5]
-        self.world.finish(job, rc=at % 2, outcome=outcome, number=1 + at % len(attempts))
+        chance = self.world.at + len(self.world.decisions)
+        outcome = ("exited", "timeout", "oom", "exclusive", "exited")[chance % 5]
+        self.world.finish(job, rc=chance % 2, outcome=outcome, number=1 + chance % len(attempts))
 
     def stopped(self, job: JobId) -> None:
         self.world.finish(job, rc=143, outcome="stopped")
 
     def lost(self, job: JobId) -> None:
         self.world.lost(job, ran=self.world.at % 2 == 0)
+
+    def move(self, number: int) -> None:
+        """To one of two pools, pinned or not, at times to what is no name."""
+        workers = ("", "n1-cpu0", "n2-cpu0", "n3 gpu")
+        jobs = list(self.world.state.jobs)
+        if jobs:
+            pool = ("default", "other", "default", "")[number % 4]
+            self.world.move(jobs[number % len(jobs)], pool, workers[number // 4 % 4])
+
+    def drain(self, number: int) -> None:
+        if number % 3:
+            self.world.undrain(f"n{1 + number % 2}")
+        else:
+            self.world.drain(f"n{1 + number % 2}", now=number % 2 == 0)
 
     def liveness(self, number: int) -> None:
         known = list(e.Liveness)
@@ -497,7 +515,7 @@ def test_a_reader_written_from_the_document_comes_to_the_same_states(
 def test_the_lives_meet_every_state_that_events_lead_to() -> None:
     """The property above would hold of journals in which nothing happens."""
     rng, met = random.Random(1), set()
-    for _ in range(30):
+    for _ in range(40):
         life = Life("wfq")
         steps = [(rng.choice(sorted(life.events)), rng.randrange(60)) for _ in range(60)]
         reader = NaiveReader("test")

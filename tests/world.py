@@ -171,8 +171,14 @@ class World:
     def apply_policy(self, policy: Policy) -> None:
         self.fact(e.PolicyApplied(at=self.at, policy=policy, by="test"), "cli")
 
-    def drain(self, node: str) -> None:
-        self.fact(e.DrainRequested(at=self.at, node=NodeName(node), by="test"), "cli")
+    def move(self, job: JobId, pool: str = "default", worker: str = "") -> None:
+        self.fact(e.MoveRequested(at=self.at, job=job, pool=pool, worker=worker, by="test"), "cli")
+
+    def retry(self, job: JobId) -> None:
+        self.fact(e.RetryRequested(at=self.at, job=job, by="test"), "cli")
+
+    def drain(self, node: str, *, now: bool = False) -> None:
+        self.fact(e.DrainRequested(at=self.at, node=NodeName(node), by="test", now=now), "cli")
 
     def undrain(self, node: str) -> None:
         self.fact(e.UndrainRequested(at=self.at, node=NodeName(node), by="test"), "cli")

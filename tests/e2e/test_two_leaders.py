@@ -35,7 +35,7 @@ from tests.e2e.played import PlayedUser, PlayedWorker
 from tests.waiting import wait_until
 
 PAGES = 200
-RACE_S = 150
+RACE_S = 200
 TURN_S = 60
 TWIN = WriterName("dispatcher-twin~aaaaaaaa")
 
@@ -134,7 +134,7 @@ def test_two_leaders_of_one_name_and_epoch_make_one_history(
     place: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The loser of a page reads the journal anew, which is not what takes its time here.
-    monkeypatch.setattr("roles.leader.CHECKPOINT_EVERY_PAGES", 10)
+    monkeypatch.setattr("roles.leader.CHECKPOINT_EVERY_PAGES", 3)
     race = Race(place, folder)
     journals = race.run()
     for journal in journals:

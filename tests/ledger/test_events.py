@@ -25,7 +25,7 @@ def tags(union: object) -> list[str]:
 def test_the_tags_never_change() -> None:
     """Written down here once: a changed meaning gets a new tag, which is added at its place."""
     assert tags(e.AnyFact) == [
-        "submit", "cancel", "hold", "release", "policy", "drain", "undrain",
+        "submit", "cancel", "hold", "release", "move", "retry", "policy", "drain", "undrain",
         "ready", "start", "finish", "lost", "skip", "retire",
     ]  # fmt: skip
     assert tags(e.AnySeen) == ["slot", "node", "claim", "refused"]

@@ -167,6 +167,11 @@ def test_the_next_number_of_a_writer_does_not_fall() -> None:
     made.see(e.FactRefused(key="k", writer=writer, n=0, reason="seen twice"))
     made.turn()
     assert made.state.writers[writer] == 2
+    projection = made.fold()
+    spec = made.job(job_id(0)).spec
+    again = posted(e.Submitted(at=0, job=spec), writer, 0)
+    apply(projection, page_after(projection, facts=(again,)))
+    assert projection.state.writers[writer] == 2
 
 
 def test_the_newest_stamp_is_that_of_an_admitted_fact() -> None:
@@ -240,6 +245,20 @@ def test_a_message_of_a_revoked_attempt_is_kept_all_the_same() -> None:
     assert made.state.workers[W0].messages == {}
 
 
+def test_a_message_above_the_cursor_is_kept() -> None:
+    """A stop follows a run that its worker has not yet passed: the start passes only the run."""
+    made = world_of_one_node()
+    job = assigned_job(made)
+    made.cancel(job)
+    made.turn()
+    made.claim(job, "start")
+    made.turn()
+    assert sorted(made.state.workers[W0].messages) == [0, 1]
+    made.start(job)
+    made.turn()
+    assert sorted(made.state.workers[W0].messages) == [1]
+
+
 def test_an_older_cursor_brings_nothing_back() -> None:
     made = world_of_one_node()
     running_job(made)
@@ -292,6 +311,20 @@ def test_an_assigned_job_is_cancelled_by_a_revoke() -> None:
     assert made.turn() == [e.JobRequeued(job=job, reason="cancelled")]
     assert made.job(job).state is JobState.CANCELLED
     assert made.state.revoking == []
+    assert not made.attempt(job).ran
+
+
+def test_a_claim_is_settled_once() -> None:
+    made = world_of_one_node()
+    job = assigned_job(made)
+    made.cancel(job)
+    made.turn()
+    made.claim(job, "revoke")
+    made.turn()
+    before = made.attempt(job).ended_at
+    made.claim(job, "revoke")
+    made.turn(after_ms=5)
+    assert made.attempt(job).ended_at == before
 
 
 def test_a_revoke_that_lost_to_a_start_becomes_a_stop() -> None:

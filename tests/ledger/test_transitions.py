@@ -104,9 +104,13 @@ def test_ready_keeps_an_attempt_whose_message_is_still_to_be_handled() -> None:
 
 
 def test_ready_of_a_follower_leaves_the_slots_of_the_lead_alone() -> None:
+    """Also where its own mailbox is further on than the message to the lead."""
     made = world_of_one_node(slots=2)
-    job = running_job(made, slots=2)
-    made.skip("n1-cpu1")
+    first = assigned_job(made, worker="n1-cpu1")
+    made.finish(first)
+    made.turn()
+    job = running_job(made, slots=2, worker="n1-cpu0")
+    assert made.attempt(job).message < made.state.workers[WorkerName("n1-cpu1")].cursor
     made.ready_again("n1-cpu1")
     made.turn()
     assert occupant(made, "n1-cpu1") == AttemptRef(job, 1)

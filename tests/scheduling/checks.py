@@ -41,7 +41,10 @@ class History:
             self._virtual_times[name] = clock.virtual_time
 
     def _check_ends(self, state: State) -> None:
-        """Ends are final, but that a loss is provisional."""
+        """Ends are final, but that a loss is provisional and that a user may retry."""
+        for posted in self.world.pages[-1].facts:
+            if isinstance(posted.fact, e.RetryRequested):
+                self._final.pop(posted.fact.job, None)
         standing = {job.id: job.state for job in state.jobs.values()}
         standing |= {job: archived.state for job, archived in state.archive.items()}
         for job, final in self._final.items():
@@ -95,6 +98,7 @@ def check_standing(job: Job) -> None:
     assert phase in expected, (job.state, phase)
     assert job.state.ended == (job.ended_at is not None)
     assert job.cancel is None or not job.state.queued
+    assert job.moving is None or (job.state, phase) == (JobState.ASSIGNED, Phase.REVOKING)
     for attempt in job.attempts:
         assert attempt.settled == (attempt.phase >= Phase.LOST or attempt.settled)
         if attempt.phase in (Phase.ASSIGNED, Phase.REVOKING):
@@ -106,8 +110,8 @@ def check_flows(state: State) -> None:
     waiting: Counter[FlowId] = Counter()
     running: Counter[FlowId] = Counter()
     for job in state.jobs.values():
-        waiting[job.spec.flow] += job.state is JobState.PENDING
-        running[job.spec.flow] += sum(not attempt.settled for attempt in job.attempts)
+        waiting[job.placed.flow] += job.state is JobState.PENDING
+        running[job.placed.flow] += sum(not attempt.settled for attempt in job.attempts)
     by_pool: Counter[tuple[str, str]] = Counter()
     for name, flow in state.flows.items():
         assert (flow.waiting, flow.running) == (waiting[name], running[name]), name
@@ -160,7 +164,7 @@ def banks(state: State, pool: str, *, only_free: bool) -> dict[Bank, set[WorkerN
 
 
 def fits(state: State, job: Job, *, only_free: bool) -> bool:
-    spec = job.spec
+    spec = job.placed
     return any(
         len(names) >= spec.slots
         and spec.gpu_type.lower() in gpu_name.lower()
@@ -177,17 +181,21 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
     if state.policy.discipline(pool) == "fifo" or pool in state.reservations:
         return
     for job in state.jobs.values():
-        if job.state is JobState.PENDING and job.spec.pool == pool and is_first_by_name(state, job):
+        if (
+            job.state is JobState.PENDING
+            and job.placed.pool == pool
+            and is_first_by_name(state, job)
+        ):
             assert not fits(state, job, only_free=True), job.id
 
 
 def is_first_by_name(state: State, job: Job) -> bool:
     """Whether no job of its flow that is pinned to the same worker goes before it."""
-    return not job.spec.worker or not any(
+    return not job.placed.worker or not any(
         (other.spec.name, other.arrival) < (job.spec.name, job.arrival)
         for other in state.jobs.values()
         if other.state is JobState.PENDING
-        and (other.spec.worker, other.spec.flow) == (job.spec.worker, job.spec.flow)
+        and (other.placed.worker, other.placed.flow) == (job.placed.worker, job.placed.flow)
     )
 
 
@@ -196,6 +204,6 @@ def check_blocked_flows(state: State) -> None:
     served: dict[FlowId, list[bool]] = defaultdict(list)
     for job in state.jobs.values():
         if job.state is JobState.PENDING:
-            served[job.spec.flow].append(fits(state, job, only_free=False))
+            served[job.placed.flow].append(fits(state, job, only_free=False))
     for name, flow in state.flows.items():
         assert bool(flow.blocked) == (bool(served[name]) and not any(served[name])), name

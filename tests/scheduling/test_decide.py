@@ -5,13 +5,23 @@ The rules are those of docs/ARCHITECTURE.md, "Rules the model forced".
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from ledger import events as e
 from ledger.events import AttemptRef, JobState, Liveness
-from ledger.names import WorkerName
+from ledger.names import Seq, WorkerName
 from ledger.state import Phase
-from tests.world import START_MS, World, assigned_job, lost_job, running_job, world_of_one_node
+from scheduling.decide import Scheduler
+from tests.world import (
+    START_MS,
+    World,
+    assigned_job,
+    lost_job,
+    running_job,
+    sha256_of,
+    world_of_one_node,
+)
 
 W0 = WorkerName("n1-cpu0")
 
@@ -40,6 +50,26 @@ def test_an_election_by_itself_decides_nothing_else() -> None:
     world.submit("b", slots=2)
     world.turn()
     assert world.turn(elected=True) == [e.Elected(format=e.SCHEMA)]
+
+
+def test_a_new_leader_looks_at_all_that_was_left_undecided() -> None:
+    """By a page of other rules, say: its facts count, and nobody acted on them."""
+    world = World()
+    world.node_up("n1", 1)
+    job = world.submit()
+    left = msgspec.structs.replace(
+        world.pages[0],
+        seq=Seq(1),
+        prev_sha256=world.state.page_sha256,
+        facts=tuple(world.facts),
+        decisions=(),
+    )
+    world.facts = []
+    world.projection.apply(left, sha256_of(left))
+    world.scheduler = Scheduler(world.projection)
+    assert world.turn() == []
+    assert "assign" in [e.kind_of(d) for d in world.turn(elected=True)]
+    assert world.job(job).state is JobState.ASSIGNED
 
 
 # --- a node that is silent --------------------------------------------------------------
@@ -304,6 +334,24 @@ def test_an_estimate_is_the_users_or_the_limit_or_what_its_like_took_or_ten_minu
     assert charged_ms(world, name="train-99.sh") == 1_250
     assert charged_ms(world, name="other.sh") == 600_000
     assert charged_ms(world, name="train-99.sh", workload_class="interactive") == 600_000
+
+
+def test_an_estimate_that_is_forgotten_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """a's job was expected to take 1 s, until c's was remembered instead; b's takes 30 s."""
+    monkeypatch.setattr("ledger.transitions.RECENT_STEMS_MAX", 1)
+    world = world_of_one_node()
+    job = running_job(world, name="a")
+    world.at += 1_000
+    world.finish(job)
+    last = running_job(world, organization="c", name="c")
+    forgotten = world.submit("a", name="a", estimate_ms=0)
+    other = world.submit("b", estimate_ms=30_000)
+    world.turn()
+    world.at += 1_000
+    world.finish(last)
+    world.turn()
+    assert world.job(forgotten).state is JobState.PENDING
+    assert world.job(other).state is JobState.ASSIGNED
 
 
 def test_stopped_jobs_teach_nothing() -> None:

@@ -112,6 +112,18 @@ def test_within_an_organization_interactive_gets_six_of_seven() -> None:
     assert abs(names.count("interactive") - 60) <= 1
 
 
+def test_a_class_that_becomes_active_takes_from_its_sibling_at_once() -> None:
+    """a's batch job has finish tag 10 while alone, and 70 beside an interactive one; b's 30."""
+    world = World(policy("wfq"))
+    world.submit("a", name="a", estimate_ms=10_000)
+    world.submit("b", name="b", estimate_ms=30_000)
+    world.turn()
+    world.submit("a", workload_class="interactive", name="sibling", estimate_ms=900_000)
+    world.turn()
+    world.node_up("n1", 1)
+    assert order(world)[0] == "b"
+
+
 def test_an_idle_organization_gets_half_at_once_and_nothing_to_catch_up() -> None:
     world = World(policy("wfq"))
     world.node_up("n1", 1)
@@ -270,6 +282,26 @@ def test_within_a_flow_jobs_go_by_arrival_not_by_size() -> None:
         world.submit(name=str(estimate_ms), estimate_ms=estimate_ms)
     world.node_up("n1", 1)
     assert order(world) == ["9000", "1000", "5000"]
+
+
+def two_kinds(*jobs: tuple[str, str, int, str]) -> list[str]:
+    """The order of jobs (name, organization, estimate, kind of GPU) under wfq on one T4."""
+    world = World(policy("wfq"))
+    for name, organization, estimate_ms, gpu_type in jobs:
+        world.submit(organization, name=name, estimate_ms=estimate_ms, gpu_type=gpu_type)
+    world.turn()
+    world.node_up("n1", 1, kind="gpu", gpu="T4")
+    return order(world)
+
+
+def test_within_a_flow_jobs_go_by_arrival_also_where_they_need_different_things() -> None:
+    assert two_kinds(("long", "a", 9_000, "T4"), ("short", "a", 1_000, "")) == ["long", "short"]
+
+
+def test_the_turn_of_a_flow_is_that_of_its_first_job() -> None:
+    """a's short job has finish tag 1, but stands behind the long one with 9; b's has 5."""
+    jobs = [("long", "a", 9_000, "T4"), ("short", "a", 1_000, ""), ("b", "b", 5_000, "")]
+    assert two_kinds(*jobs) == ["b", "long", "short"]
 
 
 def test_a_new_policy_counts_from_the_next_dispatch() -> None:

@@ -169,9 +169,24 @@ class Histories(RuleBasedStateMachine):
             Policy(organizations={"a": Organization(weight=weight)}, pools=pools)
         )
 
-    @rule(node=nodes, is_drain=st.booleans())
-    def a_node_is_drained_or_not(self, node: str, is_drain: bool) -> None:
-        (self.world.drain if is_drain else self.world.undrain)(node)
+    @rule(node=nodes, how=st.sampled_from(["drain", "drain now", "undrain"]))
+    def a_node_is_drained_or_not(self, node: str, how: str) -> None:
+        if how == "undrain":
+            self.world.undrain(node)
+        else:
+            self.world.drain(node, now=how == "drain now")
+
+    @rule(
+        index=indexes,
+        pool=st.sampled_from(["default", "default", "cpus"]),
+        worker=st.sampled_from(["", "", "n1-gpu1", "n3-cpu0"]),
+    )
+    def a_job_is_moved(self, index: int, pool: str, worker: str) -> None:
+        self.world.move(job_id(index % (len(self.history.submitted) + 1)), pool, worker)
+
+    @rule(index=indexes)
+    def a_job_is_retried(self, index: int) -> None:
+        self.world.retry(job_id(index % (len(self.history.submitted) + 1)))
 
     # -- workers
 
@@ -262,7 +277,7 @@ class Histories(RuleBasedStateMachine):
                 processes.settle_claim(ref)
         for job in world.state.jobs.values():
             is_waiting = job.state is JobState.PENDING
-            can_never_run = is_waiting and world.state.flows[job.spec.flow].blocked
+            can_never_run = is_waiting and world.state.flows[job.placed.flow].blocked
             assert job.state.ended or can_never_run or job.state is JobState.HELD, job
         assert all(clock.running == 0 for clock in world.state.pools.values())
 

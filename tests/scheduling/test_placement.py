@@ -51,6 +51,11 @@ def test_a_gpu_is_asked_for_by_part_of_its_name() -> None:
     assert place(world, gpu_type="h100") == "PENDING"
 
 
+def test_a_smaller_gpu_is_taken_before_a_fuller_node() -> None:
+    world = gpu_world(n1=("T4", 16, 2), n2=("H100", 80, 1))
+    assert place(world) == ("n1-gpu0",)
+
+
 def test_the_fullest_node_that_fits_is_taken() -> None:
     """So that whole nodes stay free for large jobs."""
     world = gpu_world(n1=("T4", 16, 4), n2=("T4", 16, 2), n3=("T4", 16, 3))

@@ -194,6 +194,16 @@ def test_a_reservation_ends_when_its_reason_does(event: Callable[[World, JobId],
     assert reservation(world) is None
 
 
+def test_a_reservation_begins_when_the_last_slot_that_it_needs_is_free() -> None:
+    """Of 4 slots one is free and the others are in 30, 50 and 100 s; 3 are needed."""
+    world, _ = busy_world(4, 100 * S, 30 * S, 50 * S)
+    world.submit("a", slots=3)
+    world.turn()
+    held = reservation(world)
+    assert held is not None
+    assert held.start_at == START_MS + 50 * S
+
+
 def test_when_its_node_is_lost_another_node_is_reserved() -> None:
     world, _ = busy_world(2, 100 * S)
     world.node_up("n2", 2)

@@ -1,0 +1,186 @@
+"""What the leader decides, as frozen Structs: the part of a page that is derived again.
+
+Owns the schema of decisions. ``ledger.events`` gives them on beside the rest of a page; the
+rules of tags and defaults are the ones that it states.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ledger.names import FlowId, JobId, NodeName, WorkerName
+
+__all__ = [
+    "SUPERSEDED",
+    "AnyDecision",
+    "AttemptAssigned",
+    "AttemptFound",
+    "Decision",
+    "Elected",
+    "FlowBlocked",
+    "FlowFreed",
+    "JobHeld",
+    "JobRejected",
+    "JobRequeued",
+    "LossDeclared",
+    "NodeBlocked",
+    "NodeFreed",
+    "NodeProbed",
+    "OverrunCharged",
+    "ReservationEnded",
+    "RevokeBegun",
+    "SlotsReserved",
+    "StopOrdered",
+]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """What the leader decided; derived again by anybody from the pages before it."""
+
+
+class Elected(Decision, frozen=True, tag="elect"):
+    """A new leader; the epoch is the page's own."""
+
+    format: int
+
+
+class JobRejected(Decision, frozen=True, tag="reject"):
+    job: JobId
+    reason: str
+
+
+class AttemptAssigned(Decision, frozen=True, tag="assign"):
+    """``slots[0]`` is the lead worker, whose mailbox gets message number ``message``."""
+
+    job: JobId
+    attempt: int
+    slots: tuple[WorkerName, ...]
+    message: int
+    start_tag: int
+    finish_tag: int
+    cost_ms: int
+    """The estimate that is charged, in slot-milliseconds."""
+    weight: tuple[int, int]
+    """Numerator and denominator, as of this dispatch."""
+    backfill: bool = False
+
+
+SUPERSEDED = "superseded"
+"""Reason of a stop of an attempt that no longer counts: it must write nothing more."""
+
+
+class StopOrdered(Decision, frozen=True, tag="stop"):
+    job: JobId
+    attempt: int
+    worker: WorkerName
+    message: int
+    reason: str
+    grace_ms: int = 0
+
+
+class RevokeBegun(Decision, frozen=True, tag="revoke"):
+    """The leader will try the claim; the job goes back only if that is won."""
+
+    job: JobId
+    attempt: int
+    reason: str
+
+
+class JobRequeued(Decision, frozen=True, tag="requeue"):
+    job: JobId
+    reason: str
+    counted: bool = True
+    """False where the node is to blame: the job is no nearer to being held for it."""
+
+
+class JobHeld(Decision, frozen=True, tag="hold"):
+    """It would only fail as its like did; a user may release it."""
+
+    job: JobId
+    reason: str
+
+
+class LossDeclared(Decision, frozen=True, tag="lost"):
+    """Provisional while there is no newer attempt."""
+
+    job: JobId
+    attempt: int
+
+
+class AttemptFound(Decision, frozen=True, tag="found"):
+    job: JobId
+    attempt: int
+
+
+class SlotsReserved(Decision, frozen=True, tag="reserve"):
+    """Slots kept free for a job that needs more than are free."""
+
+    job: JobId
+    pool: str
+    node: NodeName
+    start_at: int
+    """When enough slots should be free, by limits and estimates of what runs there."""
+
+
+class ReservationEnded(Decision, frozen=True, tag="unreserve"):
+    job: JobId
+    pool: str
+
+
+class FlowBlocked(Decision, frozen=True, tag="block"):
+    flow: FlowId
+    reason: str
+
+
+class FlowFreed(Decision, frozen=True, tag="free"):
+    flow: FlowId
+
+
+class NodeBlocked(Decision, frozen=True, tag="block_node"):
+    """The node makes jobs fail; it takes none until ``until``, and then one to try it."""
+
+    node: NodeName
+    reason: str
+    until: int
+    pause_ms: int
+    """How long that is; the next one is longer."""
+
+
+class NodeProbed(Decision, frozen=True, tag="probe_node"):
+    """The next job that is placed on the blocked node shows whether it is sound again."""
+
+    node: NodeName
+
+
+class NodeFreed(Decision, frozen=True, tag="free_node"):
+    node: NodeName
+    reason: str
+
+
+class OverrunCharged(Decision, frozen=True, tag="overrun"):
+    """The attempt runs past what was charged for it; the charge grows to ``cost_ms``."""
+
+    job: JobId
+    attempt: int
+    cost_ms: int
+
+
+AnyDecision = (
+    Elected
+    | JobRejected
+    | AttemptAssigned
+    | StopOrdered
+    | RevokeBegun
+    | JobRequeued
+    | LossDeclared
+    | AttemptFound
+    | SlotsReserved
+    | ReservationEnded
+    | FlowBlocked
+    | FlowFreed
+    | OverrunCharged
+    | JobHeld
+    | NodeBlocked
+    | NodeProbed
+    | NodeFreed
+)

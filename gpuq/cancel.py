@@ -12,13 +12,12 @@ import typer
 
 from gpuq.client import Client, open_client
 from gpuq.parse import parse_duration
-from gpuq.render import printable
+from gpuq.render import long_duration, printable
 from gpuq.selectors import select
 from gpuq.view import View, read_view
 from ledger.errors import RequestError
 from ledger.events import CancelRequested, HoldRequested, JobState, ReleaseRequested
 from ledger.names import JobId
-from ledger.state import Job
 
 Jobs = Annotated[
     list[str],
@@ -38,49 +37,46 @@ def cancel(
 ) -> None:
     """End jobs: those that wait at once, those that run by TERM, then KILL."""
     grace_ms = parse_duration(grace) if grace else 0
-    client, view, ids = _select(context, jobs)
+    client, view, ids = select_jobs(context, jobs)
     for job_id in ids:
-        effect = _effect_of_cancel(view, job_id)
-        if not _has_ended(view, job_id):
-            fact = CancelRequested(
-                job=job_id,
-                at=client.store.clock_ms(),
-                by=client.settings.user.value,
-                reason=reason,
-                grace_ms=grace_ms,
-            )
-            client.send(fact, f"the cancel of {job_id}")
-        print(_line(view, job_id, effect))
+        fact = CancelRequested(
+            job=job_id,
+            at=client.store.clock_ms(),
+            by=client.settings.user.value,
+            reason=reason,
+            grace_ms=grace_ms,
+        )
+        print(line_of(view, job_id, _cancel_one(client, view, fact)))
 
 
 def hold(context: typer.Context, jobs: Jobs, *, reason: Reason = "") -> None:
     """Keep waiting jobs from starting until 'gpuq release'."""
-    client, view, ids = _select(context, jobs)
+    client, view, ids = select_jobs(context, jobs)
     for job_id in ids:
-        state = _state(view, job_id)
+        state = state_of(view, job_id)
         if not state.queued:
             raise RequestError(f"{job_id} is {state.value}: only a job that waits can be held")
         if state is JobState.PENDING:
             by = client.settings.user.value
             fact = HoldRequested(job=job_id, at=client.store.clock_ms(), by=by, reason=reason)
             client.send(fact, f"the hold of {job_id}")
-        print(_line(view, job_id, "held" if state is JobState.PENDING else "already held"))
+        print(line_of(view, job_id, "held" if state is JobState.PENDING else "already held"))
 
 
 def release(context: typer.Context, jobs: Jobs) -> None:
     """Let held jobs go on."""
-    client, view, ids = _select(context, jobs)
+    client, view, ids = select_jobs(context, jobs)
     for job_id in ids:
-        state = _state(view, job_id)
+        state = state_of(view, job_id)
         if state is not JobState.HELD:
             raise RequestError(f"{job_id} is {state.value}: only a held job can be released")
         by = client.settings.user.value
         fact = ReleaseRequested(job=job_id, at=client.store.clock_ms(), by=by)
         client.send(fact, f"the release of {job_id}")
-        print(_line(view, job_id, "released"))
+        print(line_of(view, job_id, "released"))
 
 
-def _select(context: typer.Context, texts: list[str]) -> tuple[Client, View, list[JobId]]:
+def select_jobs(context: typer.Context, texts: list[str]) -> tuple[Client, View, list[JobId]]:
     """All selectors are read before anything is written; each job once."""
     client = open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
@@ -88,34 +84,38 @@ def _select(context: typer.Context, texts: list[str]) -> tuple[Client, View, lis
     return client, view, list(ids)
 
 
-def _effect_of_cancel(view: View, job_id: JobId) -> str:
-    job = _find_job(view, job_id)
-    state = _state(view, job_id)
-    if state.ended:
+def _cancel_one(client: Client, view: View, fact: CancelRequested) -> str:
+    """Ask for it where that changes anything; what comes of it, in words."""
+    job = view.state.jobs.get(fact.job)
+    state = state_of(view, fact.job)
+    may_return = job is not None and state is JobState.NODE_FAIL and job.last_is_lost
+    if state.ended and not may_return:
         return f"already ended as {state.value}"
-    if state.queued:
-        return "cancelled"
     if job is not None and job.cancel is not None:
-        return "stop already requested"
-    return "stop requested" if state is not JobState.ASSIGNED else "cancel requested"
+        return f"stop already requested by {job.cancel.by}"
+    client.send(fact, f"the cancel of {fact.job}")
+    if may_return:
+        return "cancelled: it does not go on when its node is back"
+    if job is None or job.last is None or state.queued:
+        return "cancelled"
+    if state is JobState.ASSIGNED:
+        return f"cancelled, and stopped if {job.last.lead} has begun it by now"
+    if state is JobState.STOPPING:
+        return f"cancelled: what stops it now ({job.last.stop_reason}) ends it"
+    grace_ms = fact.grace_ms or job.spec.grace_ms or client.settings.timings.grace_ms
+    return f"stop requested: TERM on {job.last.lead}, KILL after {long_duration(grace_ms)}"
 
 
-def _has_ended(view: View, job_id: JobId) -> bool:
-    return _state(view, job_id).ended
-
-
-def _state(view: View, job_id: JobId) -> JobState:
-    job = _find_job(view, job_id)
+def state_of(view: View, job_id: JobId) -> JobState:
+    """Where it stands; also of a job that ended long ago, or was refused."""
+    job = view.state.jobs.get(job_id)
     if job is not None:
         return job.state
     archived = view.state.archive.get(job_id)
     return archived.state if archived is not None else JobState.REJECTED
 
 
-def _find_job(view: View, job_id: JobId) -> Job | None:
-    return view.state.jobs.get(job_id)
-
-
-def _line(view: View, job_id: JobId, effect: str) -> str:
-    job = _find_job(view, job_id)
+def line_of(view: View, job_id: JobId, effect: str) -> str:
+    """What is said of a request about one job."""
+    job = view.state.jobs.get(job_id)
     return printable(f"{job_id} {job.spec.name if job is not None else ''}: {effect}")

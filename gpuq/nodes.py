@@ -1,4 +1,4 @@
-"""``gpuq nodes``, ``drain`` and ``undrain``: the machines, their workers and their GPUs.
+"""``gpuq nodes``: the machines, their workers and their GPUs.
 
 Owns the join of what the journal says of a node with its newest beat. A reading that a
 beat does not carry is absent here too.
@@ -15,7 +15,7 @@ from gpuq.client import Client, open_client
 from gpuq.render import Cut, print_json, print_table, printable, short_duration, size, times
 from gpuq.view import BEATS_OLD_MS, BEATS_RECENT_MS, BeatSeen, View, newest_beats, read_view
 from ledger.errors import RequestError
-from ledger.events import DrainRequested, Liveness, SlotBeat, UndrainRequested
+from ledger.events import Liveness, SlotBeat
 from ledger.names import NodeName, check_name
 from ledger.state import Node, Worker
 from scheduling.placement import natural, trouble
@@ -63,39 +63,6 @@ def nodes(
         print_table(HEADER, [_cells(view, row, stale_ms) for row in rows], CUTS)
     else:
         print("no worker serves this ledger: start some with 'gpuq up'")
-
-
-def drain(
-    context: typer.Context,
-    node: NodeArgument,
-    *,
-    reason: Annotated[str, typer.Option("--reason", help="Shown by nodes and status.")] = "",
-) -> None:
-    """Let a node finish what it runs and start nothing new."""
-    client, name = _known_node(context, node)
-    by = client.settings.user.value
-    fact = DrainRequested(node=name, at=client.store.clock_ms(), by=by, reason=reason)
-    client.send(fact, f"the drain of {name}")
-    print(f"{name}: takes no new jobs; what runs there goes on")
-
-
-def undrain(context: typer.Context, node: NodeArgument) -> None:
-    """Let a drained node start jobs again."""
-    client, name = _known_node(context, node)
-    by = client.settings.user.value
-    fact = UndrainRequested(node=name, at=client.store.clock_ms(), by=by)
-    client.send(fact, f"the undrain of {name}")
-    print(f"{name}: takes jobs again")
-
-
-def _known_node(context: typer.Context, text: str) -> tuple[Client, NodeName]:
-    name = NodeName(check_name("node", text))
-    client = open_client(context)
-    known = read_view(client.load_journal(), client.settings.timings).state.nodes
-    if name not in known:
-        there = ", ".join(sorted(known)) or "none has reported yet"
-        raise RequestError(f"no node {name!r}; nodes are {there}")
-    return client, name
 
 
 def _rows(client: Client, view: View, *, all_workers: bool) -> list[_Row]:

@@ -188,14 +188,18 @@ class Dispatcher:
             self._saw_leader()
 
     def _why_not_lead(self) -> str:
-        """A clock that is far from the journal's would stamp wrong times; empty if near."""
+        """A clock that is far from the journal's would stamp wrong times; empty if near.
+
+        The silence counts twice, because a page can land long after it was made (its leader
+        slept over the put): then every clock seems ahead, and yet somebody must lead.
+        """
         state = self._journal.projection.state
         if state.seq < 0:
             return ""
         assert self._page_ms is not None
         silence_ms = self._context.clock.boot_ms() - self._page_ms
         ahead_ms = self._context.store.clock_ms() - state.at
-        if abs(ahead_ms) > SKEW_MAX_MS + silence_ms:
+        if abs(ahead_ms) > SKEW_MAX_MS + 2 * silence_ms:
             way = "ahead of" if ahead_ms > 0 else "behind"
             return f"this clock is {abs(ahead_ms) // 1000} s {way} the journal: set it right"
         return ""

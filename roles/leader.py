@@ -181,6 +181,7 @@ class Leader:
         if not elected:
             self._check_clock()
         self._prepared = True
+        built_ms = self._context.clock.boot_ms()
         page = self._build(tuple(facts), tuple(seen), elected=elected)
         try:
             outcome = self._journal.post(page, patience_ms=self._context.timings.lease_ms)
@@ -189,7 +190,7 @@ class Leader:
         if isinstance(outcome, Won):
             self._journal.finish(page)
             self._prepared = False
-            self._note_page(age_ms=0)
+            self._note_page(age_ms=self._context.clock.boot_ms() - built_ms)
             self._act(page)
         else:
             self._reload()

@@ -4,7 +4,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup help demo test check format lock clean
+.PHONY: setup help demo test check soak format lock clean
 
 setup: $(READY) help
 
@@ -12,6 +12,7 @@ help:
 	@echo 'make demo    the main job on this machine, with no account and no GPU'
 	@echo 'make test    every test that needs no other machine (PYTEST_ARGS=... narrows it)'
 	@echo 'make check   lint, format, types, import rules'
+	@echo 'make soak    the protocol under faults, many seeds (SEEDS=0-1999)'
 	@echo 'make format  mend what lint and format can mend'
 	@echo 'make lock    renew requirements-dev.lock (needs uv)'
 	@echo 'make clean   remove .venv, caches and builds'
@@ -32,6 +33,11 @@ check: $(READY)
 	$(BIN)/ruff format --quiet --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+# The search over many seeds, and again for seeds that catch each broken variant.
+SEEDS ?= 0-1999
+soak: $(READY)
+	$(BIN)/python -m simulation --seeds $(SEEDS) --jobs 2
 
 format: $(READY)
 	$(BIN)/ruff check --fix

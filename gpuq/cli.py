@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuq import cancel, init, logs, nodes, policy, run, status, submit
+from gpuq import cancel, init, logs, nodes, operate, policy, run, status, submit
 from gpuq.config import Invocation, StoreFlags
 from gpuq.render import epilog
 from gpuq.replay import replay_app
@@ -143,13 +143,25 @@ _add(cancel.hold, "hold", short="Keep waiting jobs from starting.", examples=["g
 _add(cancel.release, "release", short="Let held jobs go on.", examples=["gpuq release train"])
 _add(nodes.nodes, "nodes", short="Show nodes, workers and GPUs.", examples=["gpuq nodes --all"])
 _add(
-    nodes.drain,
-    "drain",
-    short="Let a node finish and start nothing new.",
-    examples=["gpuq drain node1 --reason 'new disk'"],
+    operate.move,
+    "move",
+    short="Have jobs that wait run elsewhere.",
+    examples=["gpuq move train --pool h100", "gpuq move --from node1 --worker node2-gpu0"],
 )
 _add(
-    nodes.undrain,
+    operate.retry,
+    "retry",
+    short="Give ended jobs a further attempt.",
+    examples=["gpuq retry train"],
+)
+_add(
+    operate.drain,
+    "drain",
+    short="Let a node finish and start nothing new.",
+    examples=["gpuq drain node1 --reason 'new disk'", "gpuq drain node1 --now"],
+)
+_add(
+    operate.undrain,
     "undrain",
     short="Let a drained node start jobs again.",
     examples=["gpuq undrain node1"],

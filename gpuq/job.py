@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuq.render import Cut, local_time, long_duration, short_duration, size, times
 from gpuq.view import View
-from ledger.events import JobState
+from ledger.events import JobSpec, JobState
 from ledger.names import JobId
 from ledger.state import Attempt, Job
 from scheduling.explain import Explainer
@@ -73,7 +73,7 @@ class Shown:
             job.id,
             spec.name,
             f"{spec.organization}/{spec.workload_class}",
-            spec.pool,
+            job.placed.pool,
             slots,
             job.state.value,
             f"{elapsed}/{limit}",
@@ -112,11 +112,13 @@ class Shown:
             ("name", spec.name),
             ("state", job.state.value),
             ("why", self.why(job)),
-            ("flow", spec.flow),
+            ("flow", job.placed.flow),
             ("slots", f"{spec.slots} {spec.gpu_type}".strip()),
             ("gpu memory", size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""),
-            ("pinned to", spec.worker),
+            ("pinned to", job.placed.worker),
+            ("submitted to", _submitted_to(job)),
             ("time limit", long_duration(spec.time_limit_ms) if spec.time_limit_ms else ""),
+            ("signal", _lead(spec)),
             ("command", shlex.join(spec.argv) if not spec.script else ""),
             ("script", spec.script),
             ("arguments", shlex.join(spec.argv) if spec.script else ""),
@@ -157,7 +159,7 @@ class Shown:
             "name": spec.name,
             "organization": spec.organization,
             "class": spec.workload_class,
-            "pool": spec.pool,
+            "pool": job.placed.pool,
             "slots": spec.slots,
             "gpu_type": spec.gpu_type,
             "gpu_memory_bytes": spec.gpu_memory_bytes,
@@ -169,7 +171,7 @@ class Shown:
             "rc": rc_of(job),
             "user": spec.user,
             "host": spec.host,
-            "pinned_to": spec.worker,
+            "pinned_to": job.placed.worker,
             "key": spec.key,
             "time_limit_ms": spec.time_limit_ms or None,
             "run_ms": self.run_ms(job),
@@ -189,6 +191,11 @@ class Shown:
             "script_sha256": spec.script or None,
             "directory": spec.cwd,
             "variables": spec.env,
+            "submitted_pool": spec.pool,
+            "submitted_pinned_to": spec.worker,
+            "signal": spec.signal or None,
+            "lead_ms": spec.lead_ms or None,
+            "grace_ms": spec.grace_ms or None,
             "estimate_ms": spec.estimate_ms or None,
             "idempotent": spec.idempotent,
             "exclusive": spec.exclusive,
@@ -196,6 +203,19 @@ class Shown:
             "conflicting_submits": job.conflicting_submits,
             "attempts": [_attempt_json(attempt) for attempt in job.attempts],
         }
+
+
+def _submitted_to(job: Job) -> str:
+    """Of a job that was moved: what was asked for."""
+    if job.moved is None:
+        return ""
+    return f"pool {job.spec.pool}{f', {job.spec.worker}' if job.spec.worker else ''}"
+
+
+def _lead(spec: JobSpec) -> str:
+    if not spec.lead_ms:
+        return ""
+    return f"{spec.signal or 'TERM'} {long_duration(spec.lead_ms)} before the limit"
 
 
 ATTEMPT_HEADER = (

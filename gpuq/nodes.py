@@ -14,9 +14,7 @@ import typer
 from gpuq.client import Client, open_client
 from gpuq.render import Cut, print_json, print_table, printable, short_duration, size, times
 from gpuq.view import BEATS_OLD_MS, BEATS_RECENT_MS, BeatSeen, View, newest_beats, read_view
-from ledger.errors import RequestError
 from ledger.events import Liveness, SlotBeat
-from ledger.names import NodeName, check_name
 from ledger.state import Node, Worker
 from scheduling.placement import natural, trouble
 
@@ -29,11 +27,6 @@ CUTS = (
 
 STALE_BEATS = 2
 """A beat older than this many beat intervals (2 minutes by default) is marked."""
-
-NodeArgument = Annotated[
-    str, typer.Argument(metavar="NODE", help="The node's name, as 'gpuq nodes' shows it.")
-]
-
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
     """One worker, beside its node and what the newest beat says of its slot."""
@@ -83,6 +76,9 @@ def _standing(view: View, row: _Row, stale_ms: int) -> str:
     """What keeps the worker from new jobs, in a few words; "ok" where nothing does."""
     reported = row.slot.problem if row.slot is not None else ""
     problem = trouble(view.state, row.worker) or reported
+    if row.node.drained and problem.startswith(f"node {row.node.name} is drained"):
+        standing = "empty" if _is_empty(view, row.node) else "its jobs end"
+        problem = f"drained, {standing} ({row.node.drained})"
     if not problem and _is_stale(view, row, stale_ms):
         problem = "silent"
     if row.node.intruder:
@@ -90,6 +86,11 @@ def _standing(view: View, row: _Row, stale_ms: int) -> str:
     if not row.worker.pool:
         problem = problem or f"not in the roster of pool {row.worker.declared_pool}"
     return problem or "ok"
+
+
+def _is_empty(view: View, node: Node) -> bool:
+    """Whether no attempt holds a slot of the node."""
+    return all(view.state.workers[name].occupant is None for name in node.workers)
 
 
 def _beat_age_ms(view: View, row: _Row) -> int | None:
@@ -149,6 +150,7 @@ def _node_json(view: View, row: _Row, stale_ms: int) -> dict[str, Any]:
         "liveness": row.node.liveness.value if row.worker.ready else Liveness.GONE.value,
         "drained": row.node.drained,
         "drained_by": row.node.drained_by if row.node.drained else "",
+        "empty": _is_empty(view, row.node),
         **times(beat_at=None if row.beat is None else row.beat.at),
         "beat_age_ms": _beat_age_ms(view, row),
         "beat_is_stale": _is_stale(view, row, stale_ms),

@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ledger.errors import RequestError
+from ledger.events import LEAD_SIGNALS
 from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 DURATION_MAX_MS = 3_650 * DAY_MS
 SLOTS_MAX = 1_024
+SIGNAL_LEAD_S = 60
 
 _DURATION_FORMS = "say minutes, MM:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS, or 90m, 1h30m, 2d"
 _N = r"([0-9]{1,9})"
@@ -23,6 +25,7 @@ _COLONS = re.compile(rf"{_N}(:{_N}){{0,2}}")
 _DAYS = re.compile(rf"{_N}-([0-9:]{{1,30}})")
 _SIZE = re.compile(rf"{_N}([KMGT])(i?)B?", re.IGNORECASE)
 _GPUS = re.compile(rf"(?:([A-Za-z0-9][A-Za-z0-9 ._-]*):)?{_N}")
+_SIGNAL = re.compile(r"(?:B:)?([A-Z0-9]{1,12})(?:@([0-9]{1,6}))?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = re.compile(r"GPUQ_.*|CUDA_VISIBLE_DEVICES")
 
@@ -32,6 +35,13 @@ class Gpus(NamedTuple):
 
     slots: int
     gpu_type: str
+
+
+class LeadSignal(NamedTuple):
+    """What a job gets before its time limit, and how long before."""
+
+    signal: str
+    lead_ms: int
 
 
 def parse_duration(text: str) -> int:
@@ -105,6 +115,26 @@ def parse_gpus(text: str) -> Gpus:
     if not 1 <= slots <= SLOTS_MAX:
         raise RequestError(f"{text!r}: a job takes 1 to {SLOTS_MAX} slots of one node")
     return Gpus(slots, (match[1] or "").lower())
+
+
+def parse_signal(text: str) -> LeadSignal:
+    """``USR1@120``, as Slurm's ``--signal``: a signal and how many seconds before the limit.
+
+    The signal is a name with or without ``SIG``, or its number on Linux; without ``@`` it
+    comes a minute before. ``B:`` may stand before it: the script gets it in any case.
+    Raises RequestError on anything else.
+    """
+    match = _SIGNAL.fullmatch(text.strip().upper())
+    if match is None:
+        raise RequestError(f"{text!r} is not a signal: say NAME@SECONDS, such as USR1@120")
+    names = {str(number): name for name, number in LEAD_SIGNALS.items()}
+    name = names.get(match[1], match[1].removeprefix("SIG"))
+    if name not in LEAD_SIGNALS:
+        raise RequestError(f"no signal {match[1]!r}; signals are {', '.join(LEAD_SIGNALS)}")
+    lead_s = SIGNAL_LEAD_S if match[2] is None else int(match[2])
+    if lead_s == 0:
+        raise RequestError(f"{text!r}: at the time limit itself TERM is sent anyway")
+    return LeadSignal(name, lead_s * SECOND_MS)
 
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ imported only where one is run.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,11 @@ import msgspec
 import typer
 
 from gpuq.client import Client, connect, settings_of
-from gpuq.config import StoreChoice
+from gpuq.config import Settings, StoreChoice
+from gpuq.idle import connect_unless_idle, run_on_idle
+from gpuq.parse import parse_duration
 from gpuq.render import say
+from ledger.clock import SystemClock
 from ledger.errors import RequestError
 from ledger.events import Slot
 from ledger.names import WORKER, NodeName, WorkerName, check_name, worker_name
@@ -28,11 +32,15 @@ from ledger.names import WORKER, NodeName, WorkerName, check_name, worker_name
 if TYPE_CHECKING:
     from roles.context import Context
     from roles.devices import GpuReader, Reading
+    from roles.idle import Idleness
+    from roles.supervisor import SupervisorOptions
 
 CPU_SLOTS_DEFAULT = 2
 """At most so many on a node without GPUs, so that a laptop stays usable."""
 
 SLOTS_MAX = 256
+
+_TMUX_SESSION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 NodeOption = Annotated[str, typer.Option("--node", help="This node's name; else the host's.")]
 SlotsOption = Annotated[
@@ -53,7 +61,7 @@ def up(
     pool: PoolOption = "",
 ) -> None:
     """Run jobs on this machine: its supervisor, its workers and an elected dispatcher."""
-    supervisor(context, node=node, slots=slots, gpus=gpus, pool=pool, no_dispatch=False)
+    supervisor(context, node=node, slots=slots, gpus=gpus, pool=pool)
 
 
 def supervisor(
@@ -66,45 +74,76 @@ def supervisor(
     no_dispatch: Annotated[
         bool, typer.Option("--no-dispatch", help="Never lead; another node must.")
     ] = False,
+    tmux: Annotated[
+        str, typer.Option("--tmux", help="Run each worker in a window of this tmux session.")
+    ] = "",
+    idle_exit: Annotated[
+        str, typer.Option("--idle-exit", help="End after so long without work: 30m.")
+    ] = "",
+    on_idle: Annotated[
+        str, typer.Option("--on-idle", help="Shell command to run after that, once.")
+    ] = "",
 ) -> None:
-    """The same as 'up', for service managers."""
+    """The same as 'up', for service managers and rented machines."""
     from roles.devices import GpuReader
-    from roles.host import DISPATCHER, LocalHost
-    from roles.supervisor import Supervisor, SupervisorOptions
+    from roles.supervisor import SupervisorOptions
 
-    client = connect(settings_of(context))
+    settings = settings_of(context)
+    _check_tmux_session(tmux)
+    idleness = _idleness(settings, idle_exit, on_idle)
     _log_to_stderr()
-    name = _node(client, node)
-    pool = check_name("pool", pool) if pool else client.settings.pool.value
-    reader = GpuReader()
-    chosen = _slots(name, slots, gpus, reader)
-    command = _command(client.settings.store)
-    argv: dict[str, list[str]] = {
-        worker: [*command, "worker", "--node", name, "--pool", pool, "--worker", worker,
-                 "--slot", msgspec.json.encode(slot).decode()]
-        for worker, slot in chosen.items()
-    }  # fmt: skip
-    role_context = _context(client)
+    client = connect_unless_idle(settings, idleness)
+    if client is None:
+        run_on_idle(on_idle)
+        return
+    name, reader = _node(client, node), GpuReader()
     options = SupervisorOptions(
         node=name,
-        pool=pool,
-        slots=chosen,
+        pool=check_name("pool", pool) if pool else client.settings.pool.value,
+        slots=_slots(name, slots, gpus, reader),
         dispatches=not no_dispatch,
         read_gpus=reader.read,
+        idleness=idleness,
     )
-    argv[DISPATCHER] = [*command, "dispatcher", "--node", name]
-    role = Supervisor(role_context, options, LocalHost(role_context, name, argv))
+    if _supervise(client, options, tmux):
+        run_on_idle(on_idle)
+
+
+def _supervise(client: Client, options: SupervisorOptions, tmux: str) -> bool:
+    """Be the node's supervisor; whether it ended for want of work."""
+    from roles.host import LocalHost
+    from roles.supervisor import Supervisor
+
+    context, node = _context(client), options.node
+    host = LocalHost(context, node, _node_argv(client.settings.store, options), tmux)
+    role = Supervisor(context, options, host)
     _heed(
-        lambda: _told(f"{name} drains: running jobs end first; again to stop them", role.drain),
-        lambda: _told(f"{name} stops its jobs", role.stop_jobs),
+        lambda: _told(f"{node} drains: running jobs end first; again to stop them", role.drain),
+        lambda: _told(f"{node} stops its jobs", role.stop_jobs),
     )
-    kinds = {slot.kind for slot in chosen.values()}
+    kinds = {slot.kind for slot in options.slots.values()}
+    count = len(options.slots)
     say(
-        f"gpuq: node {name} serves pool {pool} with {len(chosen)} "
-        f"{'/'.join(sorted(kinds)).upper()} slot{'' if len(chosen) == 1 else 's'}, ledger at "
+        f"gpuq: node {node} serves pool {options.pool} with {count} "
+        f"{'/'.join(sorted(kinds)).upper()} slot{'' if count == 1 else 's'}, ledger at "
         f"{client.store.url}; Ctrl-C drains"
+        + (f"; 'tmux attach -t {tmux}' shows the workers" if tmux else "")
     )
-    role.run()
+    return role.run()
+
+
+def _node_argv(store: StoreChoice, options: SupervisorOptions) -> dict[str, list[str]]:
+    """The command of each process of a node, by its name."""
+    from roles.host import DISPATCHER
+
+    command = _command(store)
+    argv: dict[str, list[str]] = {
+        worker: [*command, "worker", "--node", options.node, "--pool", options.pool,
+                 "--worker", worker, "--slot", msgspec.json.encode(slot).decode()]
+        for worker, slot in options.slots.items()
+    }  # fmt: skip
+    argv[DISPATCHER] = [*command, "dispatcher", "--node", options.node]
+    return argv
 
 
 def dispatcher(context: typer.Context, *, node: NodeOption = "") -> None:
@@ -149,6 +188,7 @@ def worker(
     slot: Annotated[str, typer.Option("--slot", help="JSON, as the ledger has it.")],
 ) -> None:
     """Serve one slot; started by the supervisor."""
+    from roles.devices import GpuReader, is_mig, mig_uuids
     from roles.jobplan import JobBase, safe_env
     from roles.processes import boot_id, identity_of
     from roles.service import WorkerOptions
@@ -159,15 +199,35 @@ def worker(
     served = _read_slot(slot)
     if not WORKER.fullmatch(worker):
         raise RequestError(f"{worker!r} is not a worker: say NODE-gpuN or NODE-cpuN")
+    reader = GpuReader()
+    uuids = mig_uuids(reader.read()) if is_mig(served.gpu_uuid) else {}
     options = WorkerOptions(
         worker=WorkerName(worker),
         node=NodeName(check_name("node", node)),
         pool=check_name("pool", pool),
         slot=served,
-        job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ)),
+        job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ), mig_uuids=uuids),
         process=identity_of(os.getpid()),
     )
-    serve(_context(client), options, _utilisation(served))
+    serve(_context(client), options, _reading_of(served, reader))
+
+
+# --- what a supervisor is told
+
+
+def _check_tmux_session(name: str) -> None:
+    if name and not _TMUX_SESSION.fullmatch(name):
+        raise RequestError(f"--tmux {name!r} is no session's name: use a-z, A-Z, 0-9, '-' and '_'")
+
+
+def _idleness(settings: Settings, idle_exit: str, on_idle: str) -> Idleness | None:
+    from roles.idle import Idleness
+
+    if on_idle and not idle_exit:
+        raise RequestError("--on-idle needs to know when: give --idle-exit, such as 30m")
+    if not idle_exit:
+        return None
+    return Idleness(SystemClock(), settings.state_dir, parse_duration(idle_exit))
 
 
 # --- what a node is made of
@@ -185,13 +245,10 @@ def _slots(
         raise RequestError("--slots (CPU) and --gpus exclude each other: name one")
     if cpus is not None:
         return _cpu_slots(node, cpus)
-    readings = {reading.index: reading for reading in reader.read()}
-    if gpus and gpus != "all":
-        return _gpu_slots(node, [_reading(readings, text) for text in gpus.split(",")])
-    if readings:
-        return _gpu_slots(node, list(readings.values()))
-    if reader.problem is not None:
-        raise RequestError(f"the GPUs cannot be read ({reader.problem}): mend that, or --slots N")
+    from roles.devices import choose_gpus
+
+    if chosen := choose_gpus(gpus or "all", reader):
+        return _gpu_slots(node, chosen)
     if gpus:
         raise RequestError("this machine has no GPU that NVML knows: use --slots N")
     return _cpu_slots(node, min(CPU_SLOTS_DEFAULT, os.cpu_count() or 1))
@@ -199,14 +256,6 @@ def _slots(
 
 def _cpu_slots(node: NodeName, count: int) -> Mapping[WorkerName, Slot]:
     return {worker_name(node, "cpu", i): Slot(kind="cpu", index=i) for i in range(count)}
-
-
-def _reading(readings: Mapping[int, Reading], text: str) -> Reading:
-    try:
-        return readings[int(text)]
-    except (KeyError, ValueError) as error:
-        known = ", ".join(str(index) for index in readings) or "none"
-        raise RequestError(f"no GPU {text.strip()!r}: this machine has {known}") from error
 
 
 def _gpu_slots(node: NodeName, readings: Sequence[Reading]) -> Mapping[WorkerName, Slot]:
@@ -229,20 +278,16 @@ def _read_slot(text: str) -> Slot:
         raise RequestError(f"--slot {text!r} cannot be read: {error}") from error
 
 
-def _utilisation(slot: Slot) -> Callable[[], int | None]:
-    """How busy the slot's GPU is now, in percent; None where that cannot be read."""
+def _reading_of(slot: Slot, reader: GpuReader) -> Callable[[], Reading | None]:
+    """How the slot's GPU is now; None for a CPU slot, and where it cannot be read."""
     if slot.kind != "gpu":
         return lambda: None
-    from roles.devices import GpuReader
 
-    reader = GpuReader()
+    def is_it(reading: Reading) -> bool:
+        known = slot.gpu_uuid and reading.uuid
+        return reading.uuid == slot.gpu_uuid if known else reading.index == slot.index
 
-    def read() -> int | None:
-        readings = {reading.index: reading for reading in reader.read()}
-        own = readings.get(slot.index)
-        return own.utilisation_percent if own is not None else None
-
-    return read
+    return lambda: next(filter(is_it, reader.read()), None)
 
 
 # --- processes

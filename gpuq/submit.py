@@ -19,7 +19,14 @@ from typer.core import TyperCommand
 
 from gpuq.client import Client, open_client
 from gpuq.config import Setting
-from gpuq.parse import parse_duration, parse_env, parse_gpus, parse_size
+from gpuq.parse import (
+    LeadSignal,
+    parse_duration,
+    parse_env,
+    parse_gpus,
+    parse_signal,
+    parse_size,
+)
 from gpuq.render import long_duration, plain_table, print_json, printable, say, size
 from gpuq.script import Body, bodies_of
 from gpuq.selectors import remember_last
@@ -94,6 +101,9 @@ def submit(
         bool, typer.Option("--exclusive", help="Ends itself before a rerun can overlap.")
     ] = False,
     grace: Annotated[str, typer.Option("--grace", help="Between TERM and KILL: 30s.")] = "",
+    signal: Annotated[
+        str, typer.Option("--signal", help="SIG@SECONDS before the time limit: USR1@120.")
+    ] = "",
     parsable: Annotated[
         bool, typer.Option("--parsable", "-q", help="Only the ids on stdout.")
     ] = False,
@@ -110,6 +120,7 @@ def submit(
     template = _template(
         gpus=gpus, gpu_mem=gpu_mem, time=time, estimate=estimate, worker=worker, chdir=chdir,
         env=env or [], hold=hold, idempotent=idempotent, exclusive=exclusive, grace=grace,
+        signal=signal,
     )  # fmt: skip
     client = open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
@@ -124,7 +135,7 @@ def submit(
     for spec in specs:
         _check(view, spec)
     if explain:
-        _explain(wishes, specs)
+        _explain(wishes, specs, client.settings.timings.grace_ms)
     if not dry_run:
         _hint(view, wishes)
     shown = []
@@ -155,9 +166,12 @@ def _template(
     idempotent: bool,
     exclusive: bool,
     grace: str,
+    signal: str,
 ) -> JobSpec:
     """A spec of all that the flags say alone, before anything is asked of the ledger."""
     wanted = parse_gpus(gpus)
+    time_limit_ms = parse_duration(time) if time else 0
+    lead = _lead_signal(signal, time_limit_ms)
     return JobSpec(
         id=JobId(""),
         name="",
@@ -170,14 +184,30 @@ def _template(
         slots=wanted.slots,
         gpu_type=wanted.gpu_type,
         gpu_memory_bytes=parse_size(gpu_mem) if gpu_mem else 0,
-        time_limit_ms=parse_duration(time) if time else 0,
+        time_limit_ms=time_limit_ms,
         estimate_ms=parse_duration(estimate) if estimate else 0,
         worker=_worker(worker),
         idempotent=idempotent,
         exclusive=exclusive,
         held=hold,
         grace_ms=parse_duration(grace) if grace else 0,
+        signal=lead.signal,
+        lead_ms=lead.lead_ms,
     )
+
+
+def _lead_signal(text: str, time_limit_ms: int) -> LeadSignal:
+    if not text:
+        return LeadSignal("", 0)
+    lead = parse_signal(text)
+    if not time_limit_ms:
+        raise RequestError("--signal comes before a time limit: give one with --time")
+    if lead.lead_ms >= time_limit_ms:
+        raise RequestError(
+            f"--signal {text} would come before the job begins: its limit is "
+            f"{long_duration(time_limit_ms)}"
+        )
+    return lead
 
 
 def _worker(text: str) -> str:
@@ -317,11 +347,13 @@ def _hint(view: View, wishes: Wishes) -> None:
         say(f"no worker serves pool {wishes.pool.value!r} now; there is {', '.join(sorted(pools))}")
 
 
-def _explain(wishes: Wishes, specs: Sequence[JobSpec]) -> None:
+def _explain(wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int) -> None:
     """Each value and who said so; talk, so that stdout stays what a program reads."""
     spec = wishes.spec
     limit = long_duration(spec.time_limit_ms) if spec.time_limit_ms else ""
     memory = size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""
+    lead = f"{spec.signal} {long_duration(spec.lead_ms)} before the limit" if spec.lead_ms else ""
+    grace = long_duration(spec.grace_ms or grace_ms)
     rows = [
         ("user", specs[0].user, ""),
         ("organization", wishes.organization.value, wishes.organization.source),
@@ -330,6 +362,8 @@ def _explain(wishes: Wishes, specs: Sequence[JobSpec]) -> None:
         ("slots", f"{spec.slots} {spec.gpu_type}".strip(), "--gpus"),
         ("gpu memory", memory, "--gpu-mem" if memory else ""),
         ("time limit", limit, "--time" if limit else ""),
+        ("signal", lead, "--signal" if lead else ""),
+        ("grace", grace, "--grace" if spec.grace_ms else "default"),
         ("worker", spec.worker, "--worker" if spec.worker else ""),
         ("directory", spec.cwd, ""),
     ]

@@ -321,6 +321,10 @@ class SlotBeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_c: int | None = None
+    ecc_errors: int | None = None
+    """Uncorrected, since the driver was loaded."""
+    xid: int | None = None
+    """The newest critical error that the driver told of."""
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -183,11 +183,10 @@ class NodeHealth(msgspec.Struct, kw_only=True):
     """It takes one job, by which it is judged."""
     probe: AttemptRef | None = None
 
-    def bars(self, occupant: AttemptRef | None) -> bool:
-        """Whether a slot of the node takes no job; what probes the node may stay there."""
-        if not self.blocked or (self.probing and self.probe is None):
-            return False
-        return not self.probing or occupant != self.probe
+    @property
+    def closed(self) -> bool:
+        """Whether the node takes no job now."""
+        return bool(self.blocked) and not (self.probing and self.probe is None)
 
 
 class CommandRecord(msgspec.Struct, kw_only=True):

@@ -54,6 +54,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """An exclusive job is killed after this long without the bucket."""
     grace_ms: int = 30 * SECOND_MS
     """Between TERM and KILL."""
+    gpu_release_ms: int = 30 * SECOND_MS
+    """How long a GPU may stay in use after a job, or before one, until that blocks the slot."""
     log_flush_min_ms: int = 2 * SECOND_MS
     log_flush_max_ms: int = 30 * SECOND_MS
     retry_min_ms: int = 200

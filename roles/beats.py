@@ -69,4 +69,6 @@ def _slot_beat(
         memory_used_bytes=reading.memory_used_bytes if reading else None,
         memory_total_bytes=reading.memory_total_bytes if reading else None,
         temperature_c=reading.temperature_c if reading else None,
+        ecc_errors=reading.ecc_errors if reading else None,
+        xid=reading.xid if reading else None,
     )

@@ -14,13 +14,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from roles.context import Context
 from roles.locks import FileLock, is_locked
-from roles.processes import signal_process
+from roles.processes import Identity, is_alive, signal_process
 from roles.status import WorkerStatus, read_status
+from roles.tmux import TmuxError, Windows
 
 DISPATCHER = "dispatcher"
 """The name of a node's dispatcher among its processes; the others are workers."""
+
+_EXIT_CODE_TRIES = 5
+_EXIT_CODE_PAUSE_MS = 50
+"""tmux notices an end a moment after the kernel."""
+
+UNKNOWN_RC = 255
+"""Of a process whose window is gone: nobody can say how it ended."""
+
+log = structlog.get_logger()
 
 _DISKS = ("/", "/dev/shm")
 
@@ -54,13 +66,26 @@ class Host(Protocol):
 
 
 class LocalHost:
-    """This machine. ``argv`` holds the whole command of each process."""
+    """This machine. ``argv`` holds the whole command of each process.
 
-    def __init__(self, context: Context, node: str, argv: Mapping[str, Sequence[str]]) -> None:
+    With ``tmux_session`` workers run in its windows. Where tmux cannot be reached they run
+    detached, as all else does: without a terminal, their output in the node's ``log`` folder.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        node: str,
+        argv: Mapping[str, Sequence[str]],
+        tmux_session: str = "",
+    ) -> None:
         self._context = context
         self._folder = context.node_dir(node)
         self._argv = argv
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._windows = Windows(tmux_session, self._folder / "windows") if tmux_session else None
+        self._in_windows: dict[str, Identity | None] = {}
+        """What was started in a window; None if it ended before it could be identified."""
         self._lock: FileLock | None = None
 
     def take(self) -> bool:
@@ -68,10 +93,27 @@ class LocalHost:
         return self._lock is not None
 
     def release(self) -> None:
+        if self._windows is not None:
+            for name in self._argv:
+                self._windows.close(name)
         if self._lock is not None:
             self._lock.release()
 
     def start(self, name: str) -> None:
+        if name == DISPATCHER or not self._start_in_window(name):
+            self._start_detached(name)
+
+    def _start_in_window(self, name: str) -> bool:
+        if self._windows is None:
+            return False
+        try:
+            self._in_windows[name] = self._windows.start(name, self._argv[name])
+        except TmuxError as error:
+            log.warning("runs detached", process=name, reason=str(error))
+            return False
+        return True
+
+    def _start_detached(self, name: str) -> None:
         log_file = self._folder / "log" / f"{name}.log"
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as output:
@@ -84,20 +126,41 @@ class LocalHost:
             )
 
     def runs(self, name: str) -> bool:
-        child = self._children.get(name)
-        return (child is not None and child.poll() is None) or is_locked(self._lock_of(name))
+        child, in_window = self._children.get(name), self._in_windows.get(name)
+        return (
+            (child is not None and child.poll() is None)
+            or (in_window is not None and is_alive(in_window))
+            or is_locked(self._lock_of(name))
+        )
 
     def ended(self, name: str) -> int | None:
+        if name in self._in_windows:
+            return self._ended_in_window(name)
         child = self._children.get(name)
         if child is None or child.poll() is None:
             return None
         del self._children[name]
         return child.returncode
 
+    def _ended_in_window(self, name: str) -> int | None:
+        identity = self._in_windows[name]
+        if self._windows is None or (identity is not None and is_alive(identity)):
+            return None
+        del self._in_windows[name]
+        for _ in range(_EXIT_CODE_TRIES):
+            code = self._windows.exit_code(name)
+            if code is not None:
+                return code
+            self._context.clock.sleep_ms(_EXIT_CODE_PAUSE_MS)
+        return UNKNOWN_RC
+
     def signal(self, name: str, signum: signal.Signals) -> None:
         child = self._children.get(name)
         if child is not None and child.poll() is None:
             child.send_signal(signum)
+            return
+        in_window = self._in_windows.get(name)
+        if in_window is not None and signal_process(in_window, signum):
             return
         status = self.status(name)
         if status is not None and status.process is not None:

@@ -8,7 +8,7 @@ on top, and above that only what decides which GPUs it has and where it stands.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ledger.events import RunMessage
 from ledger.names import WORKER, WorkerName, token
@@ -31,6 +31,8 @@ class JobBase:
 
     boot_id: str
     env: Mapping[str, str]
+    mig_uuids: Mapping[int, str] = field(default_factory=dict)
+    """By index, the uuids of the node's MIG instances."""
 
 
 def safe_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -79,7 +81,7 @@ def _environment(message: RunMessage, handle: JobHandle, base: JobBase) -> dict[
         "PYTHONUNBUFFERED": "1",
         **base.env,
         **message.job.env,
-        "CUDA_VISIBLE_DEVICES": visible_devices(message.slots),
+        "CUDA_VISIBLE_DEVICES": visible_devices(message.slots, base.mig_uuids),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "GPUQ_JOB_ID": message.job.id,
         "GPUQ_ATTEMPT": str(message.attempt),
@@ -87,9 +89,8 @@ def _environment(message: RunMessage, handle: JobHandle, base: JobBase) -> dict[
     }
 
 
-def visible_devices(slots: tuple[WorkerName, ...]) -> str:
-    """The GPU indices of the slots, as CUDA reads them; empty for CPU slots."""
+def visible_devices(slots: tuple[WorkerName, ...], mig_uuids: Mapping[int, str]) -> str:
+    """The GPUs of the slots as CUDA reads them: indices, MIG instances by uuid; empty for CPU."""
     parsed = [WORKER.fullmatch(slot) for slot in slots]
-    return ",".join(
-        str(index) for index in sorted(int(m[3]) for m in parsed if m is not None and m[2] == "gpu")
-    )
+    indices = sorted(int(m[3]) for m in parsed if m is not None and m[2] == "gpu")
+    return ",".join(mig_uuids.get(index, str(index)) for index in indices)

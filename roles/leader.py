@@ -24,20 +24,18 @@ from ledger.journal import Journal, new_put_id
 from ledger.keys import claim_key, message_key
 from ledger.names import Epoch, Seq, WorkerName, WriterName
 from ledger.reader import BeatTail, FactTail
-from ledger.state import RULES, State
+from ledger.state import RULES, State, Worker
 from ledger.stores.base import Lost, Won
 from ledger.timings import CHECKPOINT_EVERY_PAGES, SECOND_MS
 from ledger.writer import BeatWriter
 from roles.context import Context
+from roles.devices import BUSY, busy_problem
 from roles.liveness import LivenessJudge
 from scheduling.decide import Scheduler
 from scheduling.turn import take_turn
 
 SKEW_MAX_MS = 60 * SECOND_MS
 """A clock further than this from the journal's (plus its silence) must not lead."""
-
-BUSY_PERCENT = 15
-"""A GPU that somebody else uses more than this takes no job of ours."""
 
 
 class Leader:
@@ -148,6 +146,14 @@ class Leader:
             worker = self._state.workers.get(fact.worker)
             if worker is not None:
                 self._judge.sign_of_life(worker.node)
+                if isinstance(fact, e.AttemptFinished):
+                    self._note_use_of(worker, fact.utilisation_percent)
+
+    def _note_use_of(self, worker: Worker, percent: int | None) -> None:
+        """The slot's GPU was read right after a job of ours: newer than any beat."""
+        known = self._problems.get(worker.name, worker.problem)
+        if percent is not None and (not known or known.endswith(BUSY)):
+            self._problems[worker.name] = busy_problem(percent)
 
     def _note_beat(self, beat: e.Beat) -> None:
         node = self._state.nodes.get(beat.node)
@@ -308,10 +314,7 @@ def slot_problem(slot: e.SlotBeat) -> str:
         return "its worker is not running"
     if slot.problem:
         return slot.problem
-    busy = slot.utilisation_percent or 0
-    if not slot.running and busy >= BUSY_PERCENT:
-        return f"its GPU is {busy} % busy with somebody else's work"
-    return ""
+    return "" if slot.running else busy_problem(slot.utilisation_percent)
 
 
 def workers_told(decisions: Iterable[e.AnyDecision]) -> set[WorkerName]:

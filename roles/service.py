@@ -24,6 +24,7 @@ from ledger.writer import FactWriter
 from roles.adoption import Inheritance
 from roles.claiming import Claiming, Owner, prepare_claim
 from roles.context import Context
+from roles.devices import Reading
 from roles.gate import Gate
 from roles.jobplan import JobBase
 from roles.launcher import Launcher
@@ -31,6 +32,7 @@ from roles.logship import LogShipper
 from roles.mailbox import Mailbox, Unreadable
 from roles.processes import Identity
 from roles.reports import Reports
+from roles.slotgpu import SlotGpu
 from roles.standin import StandIn
 from roles.status import WorkerStatus
 from roles.watching import WatchedAttempt, lost
@@ -62,8 +64,8 @@ class WorkerParts:
     launcher: Launcher
     spools: SpoolStorage
     workspace: Workspace
-    utilisation_percent: Callable[[], int | None] = lambda: None
-    """A reading of the slot's GPU, taken while none of our jobs runs there."""
+    read_gpu: Callable[[], Reading | None] = lambda: None
+    """The slot's GPU as it is now; None where there is none, or it cannot be read."""
 
 
 class Service:
@@ -95,6 +97,7 @@ class Service:
             pool=options.pool,
         )
         self._gate = Gate(context)
+        self._gpu = SlotGpu(context, parts.read_gpu)
         self._watched: dict[AttemptRef, WatchedAttempt] = {}
         self._claiming: Claiming | None = None
         self._stopped_ahead: dict[AttemptRef, str] = {}
@@ -142,6 +145,7 @@ class Service:
         self._refusal = str(self._gate.refusal or "")
         if not went_through:
             self._report_ends_without_bucket()
+        self._gpu.look()
         self._discard_what_is_done()
         self._say_status()
         return None if self._is_over() else self._wait_ms()
@@ -165,7 +169,7 @@ class Service:
 
     def _round(self) -> None:
         self._writer.flush()
-        for attempt in self._ended(reported=False):
+        for attempt in self._to_be_reported():
             attempt.ship_end_of_log()  # where this fails, the end is reported all the same
             self._report_end(attempt)
         self._report_retirement()
@@ -188,7 +192,7 @@ class Service:
         """An outage delays what is told of an end, never the end that is told."""
         try:
             self._handle_stops()
-            for attempt in self._ended(reported=False):
+            for attempt in self._to_be_reported():
                 self._report_end(attempt)
             self._report_retirement()
         except RequestError as error:
@@ -199,7 +203,7 @@ class Service:
         wait_ms = self._gate.closed_for_ms or due_ms
         if self._watched:
             wait_ms = min(wait_ms, self._context.timings.worker_tick_ms)
-        return max(1, wait_ms)
+        return max(1, min(wait_ms, self._gpu.look_again_ms() or wait_ms))
 
     def _is_over(self) -> bool:
         """Retired, and all is told; what cannot be told is left to the next incarnation."""
@@ -251,7 +255,7 @@ class Service:
             self._reports.skipped()
             return True
         if self._claiming is None:
-            if self._retiring or self._is_occupied():
+            if self._retiring or self._is_occupied() or not self._gpu.is_free():
                 return False
             self._claiming = prepare_claim(
                 self._context,
@@ -306,6 +310,17 @@ class Service:
     def _ended(self, *, reported: bool) -> list[WatchedAttempt]:
         return [a for a in self._watched.values() if not a.runs and a.is_reported == reported]
 
+    def _to_be_reported(self) -> list[WatchedAttempt]:
+        """Ended, and a reading of the GPU no longer shows what they did there."""
+        return [
+            attempt
+            for attempt in self._ended(reported=False)
+            if not (
+                isinstance(attempt.end, e.AttemptFinished)
+                and self._gpu.is_settling(attempt.end.ended_at)
+            )
+        ]
+
     def _discard_what_is_done(self) -> None:
         """Nothing is needed any more of what the bucket knows whole."""
         acknowledged = self._reports.acknowledged
@@ -332,7 +347,8 @@ class Service:
         end = attempt.end
         assert end is not None
         if isinstance(end, e.AttemptFinished):
-            end = replace(end, utilisation_percent=self._parts.utilisation_percent())
+            end = replace(end, utilisation_percent=self._gpu.utilisation_percent())
+        self._gpu.job_ended()
         attempt.end_fact = self._reports.ended(end)
 
     def _report_retirement(self) -> None:
@@ -346,7 +362,9 @@ class Service:
         if left:
             return f"processes of an ended job cannot be killed: {left}"
         first = self._mailbox.first()
-        return first.reason if isinstance(first, Unreadable) else self._refusal
+        if isinstance(first, Unreadable):
+            return first.reason
+        return self._gpu.problem or self._refusal
 
     def _say_status(self) -> None:
         status = WorkerStatus(

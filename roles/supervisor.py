@@ -25,6 +25,7 @@ from roles.beats import node_beat
 from roles.context import Context
 from roles.devices import Reading
 from roles.host import DISPATCHER, Host
+from roles.idle import Idleness
 
 RESPAWN_MIN_MS = 500
 RESPAWN_MAX_MS = 30_000
@@ -42,6 +43,8 @@ class SupervisorOptions:
     slots: Mapping[WorkerName, Slot]
     dispatches: bool
     read_gpus: Callable[[], Sequence[Reading]]
+    idleness: Idleness | None = None
+    """The node drains when it is over; None: never."""
 
 
 class Respawn:
@@ -68,7 +71,7 @@ class Respawn:
 
 
 class Supervisor:
-    """Runs until it is drained (``drain``), or for ever."""
+    """Runs until it is drained (``drain``) or idle for long enough, or for ever."""
 
     def __init__(self, context: Context, options: SupervisorOptions, host: Host) -> None:
         self._context = context
@@ -80,13 +83,15 @@ class Supervisor:
         self._next_beat_ms = 0
         self._said = ""
         self._draining = False
+        self._was_idle = False
         self._waits_for_name = False
         self._journal = Journal(context.store, context.ledger)
 
-    def run(self) -> None:
-        """Keep the node alive; returns after a drain has ended.
+    def run(self) -> bool:
+        """Keep the node alive until a drain has ended; whether it was for want of work.
 
-        Raises RequestError where this node already runs, here or on another machine.
+        Raises RequestError where this node already runs, here or on another machine, and
+        TransientError where it cannot begin and has no idle limit to wait for.
         """
         if not self._host.take():
             raise RequestError(
@@ -94,8 +99,8 @@ class Supervisor:
                 "give this one another name with --node"
             )
         try:
-            self._journal.load()
-            self._refuse_second_machine()
+            if not self._begin():
+                return True
             writer = new_writer(self._context.rng, _beat_name(self._options.node))
             self._beats = BeatWriter(self._context.store, writer)
             while not (self._draining and self._is_empty()):
@@ -104,6 +109,23 @@ class Supervisor:
             self._end_dispatcher()
         finally:
             self._host.release()
+        return self._was_idle
+
+    def _begin(self) -> bool:
+        """Read the ledger; False where the node was idle for too long before that went."""
+        while True:
+            try:
+                self._journal.load()
+                self._refuse_second_machine()
+            except TransientError as error:
+                if self._options.idleness is None:
+                    raise
+                if self._options.idleness.is_over():
+                    return False
+                log.warning("cannot begin yet", node=self._options.node, reason=str(error))
+                self._context.clock.sleep_ms(self._context.timings.retry_max_ms)
+            else:
+                return True
 
     def step(self) -> None:
         """One round: processes, then the beat when it is due or something changed."""
@@ -114,6 +136,7 @@ class Supervisor:
             if name == DISPATCHER or not (self._waits_for_name or self._draining):
                 self._keep_alive(name, respawn)
         self._beat()
+        self._end_if_idle()
 
     def drain(self) -> None:
         """Let running jobs end, start nothing more, then return from ``run``."""
@@ -125,10 +148,12 @@ class Supervisor:
         self._draining = True
         self._signal_workers(signal.SIGUSR2)
 
-    def running_jobs(self) -> list[str]:
-        """What this node's workers say they run: ``job.attempt``."""
-        statuses = (self._host.status(name) for name in self._options.slots)
-        return [job for status in statuses if status for job in status.running]
+    def _end_if_idle(self) -> None:
+        idleness = self._options.idleness
+        if idleness is not None and not self._draining and idleness.is_over():
+            log.info("no work for the idle limit", node=self._options.node)
+            self._was_idle = True
+            self.drain()
 
     def _keep_alive(self, name: str, respawn: Respawn) -> None:
         now_ms = self._context.clock.boot_ms()

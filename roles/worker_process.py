@@ -12,6 +12,7 @@ from types import FrameType
 
 from ledger.spool import DirectorySpools
 from roles.context import Context
+from roles.devices import Reading
 from roles.launcher import LocalLauncher
 from roles.service import WorkerOptions, WorkerParts
 from roles.wake import WakeFifo, wake
@@ -22,7 +23,7 @@ from roles.workspace import LocalWorkspace
 def serve(
     context: Context,
     options: WorkerOptions,
-    utilisation_percent: Callable[[], int | None] = lambda: None,
+    read_gpu: Callable[[], Reading | None] = lambda: None,
 ) -> None:
     """Be the worker of this slot until it has retired. To be called in the main thread.
 
@@ -33,7 +34,7 @@ def serve(
         launcher=LocalLauncher(folder / "jobs"),
         spools=DirectorySpools(context.spools_dir),
         workspace=LocalWorkspace(context, options.node, options.worker),
-        utilisation_percent=utilisation_percent,
+        read_gpu=read_gpu,
     )
     worker = Worker(context, options, parts)
     fifo = WakeFifo(folder / "wake")

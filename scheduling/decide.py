@@ -19,6 +19,7 @@ from ledger.state import Attempt, Job, Phase, Worker
 from scheduling.admission import refusal
 from scheduling.cost import exhausted_at, grown_cost_ms
 from scheduling.dispatch import Dispatch
+from scheduling.health import Health
 from scheduling.placement import Fleet, trouble
 from scheduling.queues import Queues
 
@@ -42,11 +43,14 @@ class Scheduler:
         self.fleet = Fleet(projection.state)
         for job in projection.state.jobs.values():
             self._watch_attempts(job)
+        self._health = Health(projection)
         self._dispatch = Dispatch(projection, self.queues, self.fleet)
 
     def next_due_ms(self) -> int | None:
         """When time alone will make something to decide, or None."""
-        return self._overruns[0][0] if self._overruns else None
+        overrun = self._overruns[0][0] if self._overruns else None
+        dues = [due for due in (overrun, self._health.next_due_ms()) if due is not None]
+        return min(dues, default=None)
 
     def decide(self, at: int) -> list[e.AnyDecision]:
         """All decisions at time ``at`` (ms), each already applied to the projection.
@@ -57,11 +61,14 @@ class Scheduler:
         touched = self._projection.touched
         if touched.everything:
             self._look_at_everything()
-        submitted = list(touched.submitted)
+        submitted, failed = list(touched.submitted), list(touched.failed_fast)
         self._take_over()
         for job_id in submitted:
             self._admit(self._projection.state.jobs[job_id])
+        self._draw_conclusions(failed, at)
         self._settle_jobs()
+        while self._health.follow_probes(at, self.emit):
+            self._settle_jobs()
         self._charge_overruns(at)
         self._serve_pools(at)
         return self._out
@@ -87,6 +94,7 @@ class Scheduler:
         for job_id in touched.jobs:
             job = state.jobs[job_id]
             self.queues.update(job)
+            self._health.update_job(job)
             self._watch_attempts(job)
             self._pending[job_id] = None
             projection.fair.touched[job.placed.flow] = None
@@ -94,6 +102,8 @@ class Scheduler:
         for name in touched.workers:
             self._pools.update(dict.fromkeys(self.fleet.refresh(name)))
             self._pending.update(dict.fromkeys(sorted(self._led.get(name, ()))))
+        for node in touched.nodes:
+            self._health.update_node(node)
         for flow_id in projection.fair.touched:
             if flow_id in state.flows:
                 self.queues.rank_again(flow_id)
@@ -109,6 +119,14 @@ class Scheduler:
         if reason:
             self.emit(e.JobRejected(job=job.id, reason=reason))
 
+    def _draw_conclusions(self, failed: list[JobId], at: int) -> None:
+        """What this page's fast failures mean for their nodes, and for what waits."""
+        self._health.follow_probes(at, self.emit)
+        self._health.blame(failed, at, self.emit)
+        for job_id in failed:
+            copies = self._health.copies_of(self._projection.state.jobs[job_id])
+            self._pending.update(dict.fromkeys(copies))
+
     def _settle_jobs(self) -> None:
         while self._pending:
             job_id = next(iter(self._pending))
@@ -122,11 +140,16 @@ class Scheduler:
         for attempt in job.attempts:
             if attempt.phase is not Phase.ENDED:
                 self._settle_attempt(job, attempt)
+        if job.state is JobState.PENDING and (reason := self._health.why_held(job)):
+            self.emit(e.JobHeld(job=job.id, reason=reason))
         last = job.last
         if last is None or job.state.ended or job.state.queued:
             return
         if last.phase is Phase.ENDED:
-            self.emit(e.JobRequeued(job=job.id, reason=last.stop_reason or last.reason))
+            node = self._projection.state.nodes[self._projection.state.workers[last.lead].node]
+            counted = not (last.outcome == "revoked" and node.health.blocked)
+            reason = last.stop_reason or last.reason
+            self.emit(e.JobRequeued(job=job.id, reason=reason, counted=counted))
         elif last.phase is Phase.LOST and self._projection.may_rerun(job, last):
             self.emit(e.JobRequeued(job=job.id, reason=f"attempt {last.number} was lost"))
 
@@ -138,7 +161,8 @@ class Scheduler:
         unwanted = self._unwanted(job, attempt)
         match attempt.phase:
             case Phase.ASSIGNED:
-                reason = unwanted or trouble(state, worker) or (MOVED if job.moving else "")
+                ref = e.AttemptRef(job.id, attempt.number)
+                reason = unwanted or trouble(state, worker, ref) or (MOVED if job.moving else "")
                 if reason:
                     self.emit(e.RevokeBegun(job=job.id, attempt=attempt.number, reason=reason))
             case Phase.STARTED | Phase.STOPPING if liveness is Liveness.GONE:
@@ -211,8 +235,10 @@ class Scheduler:
     # -- pools
 
     def _serve_pools(self, at: int) -> None:
-        for pool in sorted(set(self._pools) - {""}):
-            self._dispatch.serve(pool, at, self.emit)
+        """Serve what was touched, also by serving another pool: a probe closes its node to all."""
+        while pools := sorted(set(self._pools) - {""}):
+            self._dispatch.serve(pools[0], at, self.emit)
+            del self._pools[pools[0]]
         self._pools.clear()
         self._pending.clear()
 

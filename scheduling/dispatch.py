@@ -65,6 +65,7 @@ class Dispatch:
         return True
 
     def _dispatch_best(self, pool: str, at: int, emit: Emit) -> bool:
+        self._end_stale_reservation(pool, emit)
         if not self._fleet.any_free(pool):
             return False
         reservation = self._state.reservations.get(pool)

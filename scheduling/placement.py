@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedDict, SortedList
 
-from ledger.events import JobSpec, Liveness
+from ledger.events import AttemptRef, JobSpec, Liveness
 from ledger.names import NodeName, WorkerName
 from ledger.state import State, Worker
 
@@ -61,8 +61,11 @@ def natural(name: str) -> tuple[str, int]:
     return match[1], int(match[2] or 0)
 
 
-def trouble(state: State, worker: Worker) -> str:
-    """Why a worker serves nothing, in a few words; empty where it serves."""
+def trouble(state: State, worker: Worker, attempt: AttemptRef | None = None) -> str:
+    """Why a worker serves nothing, in a few words; empty where it serves.
+
+    With ``attempt``: why that cannot stay there. What probes a blocked node can.
+    """
     node = state.nodes[worker.node]
     if not worker.ready:
         return f"{worker.name} never reported"
@@ -72,7 +75,7 @@ def trouble(state: State, worker: Worker) -> str:
         return f"node {node.name} is {node.liveness.value}"
     if node.drained:
         return f"node {node.name} is drained ({node.drained})"
-    if node.health.bars(worker.occupant):
+    if node.health.closed and (attempt is None or attempt != node.health.probe):
         return f"node {node.name} is blocked ({node.health.blocked})"
     return worker.problem
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import islice
 
 import structlog
 
 from simulation.faults import Verdict, World
 from simulation.variants import VARIANTS, broken
+
+KEPT_SEEDS = 3
 
 
 def run_seed(seed: int, variant: str = "") -> Verdict:
@@ -30,11 +34,15 @@ def main() -> int:
     parser.add_argument(
         "--variant", default="", choices=["", *VARIANTS], help="a deliberately broken protocol"
     )
+    parser.add_argument(
+        "--search", action="store_true", help="for each variant, the seeds that catch it, as JSON"
+    )
     parser.add_argument("--first", action="store_true", help="stop at the first breach")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    first, _, last = arguments.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
+    if arguments.search:
+        return _search(_range(arguments.seeds), arguments.jobs)
+    seeds = _range(arguments.seeds)
     faults: Counter[str] = Counter()
     breaches = 0
     for verdict in _run(seeds, arguments.jobs, arguments.variant):
@@ -50,6 +58,22 @@ def main() -> int:
             print(verdict)
     print(f"{len(seeds)} seeds, {breaches} breaches; faults played: {dict(sorted(faults.items()))}")
     return 1 if breaches else 0
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _search(seeds: range, jobs: int) -> int:
+    """Print up to three catching seeds of each variant; 1 if one is never caught."""
+    kept: dict[str, list[int]] = {}
+    for variant in VARIANTS:
+        caught = (v.seed for v in _run(seeds, jobs, variant) if v.breach)
+        kept[variant] = list(islice(caught, KEPT_SEEDS))
+        print(variant, kept[variant], file=sys.stderr, flush=True)
+    print(json.dumps(kept, indent=2))
+    return 0 if all(kept.values()) else 1
 
 
 def _run(seeds: range, jobs: int, variant: str) -> Iterator[Verdict]:

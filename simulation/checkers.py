@@ -64,6 +64,8 @@ class Truth:
         self.declared_lost: set[tuple[str, int]] = set()
         self.cancelled: dict[JobId, int] = {}
         """When a cancel was acknowledged (true time)."""
+        self.retried: set[JobId] = set()
+        """Jobs that somebody asked to be retried."""
         self.knows_better: set[Process] = set()
         """Dispatchers that ran before their machine's clock was stepped."""
         self._newest_at = 0
@@ -239,7 +241,7 @@ class Truth:
     def _check_cancel(self, state: State, job_id: JobId, at_ms: int) -> None:
         """No job is assigned long after its cancel was acknowledged."""
         job = state.jobs.get(job_id)
-        if job is None or job.cancel is not None or job.last is None:
+        if job is None or job.cancel is not None or job.last is None or job_id in self.retried:
             return
         if job.last.assigned_at > at_ms + LIST_LATE_MAX_MS + 20_000:
             raise Breach(f"the cancel of {job_id} was acknowledged and had no effect")

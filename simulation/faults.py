@@ -23,7 +23,7 @@ from ledger import state as ledger_state
 from ledger.errors import GpuqError, LedgerError, TransientError
 from ledger.events import JobState
 from ledger.names import JobId, NodeName, WorkerName, new_job_id, worker_name
-from ledger.state import State
+from ledger.state import Placement, State
 from ledger.timings import SECOND_MS, Timings
 from ledger.writer import FactWriter, drain_spools
 from roles import leader as leader_module
@@ -112,6 +112,7 @@ class World:
         self.played: Counter[str] = Counter()
         self._strike_rate = self.rng.choice((0.0, 0.0, 0.02, 0.1))
         self._strikes = random.Random(self.rng.getrandbits(64))
+        self._operators = random.Random(f"operators {seed}")
         self.bucket.watchers.append(self._strike)
         for number in range(self.rng.randint(2, 3)):
             self._add_machine(f"n{number}", self.rng.randint(1, 2))
@@ -228,6 +229,9 @@ class World:
         for number in range(self.rng.randint(4, 12)):
             at_ms = START_MS + self.rng.randint(1_000, FAULTS_MS * 3 // 4)
             self.hub.call_at(at_ms, lambda number=number: self._submit(number))  # type: ignore[misc]
+        for _ in range(self._operators.choice((0, 4, 8))):
+            at_ms = START_MS + self._operators.randint(1_000, FAULTS_MS)
+            self.hub.call_at(at_ms, self._operate)
 
     def _submit(self, number: int) -> None:
         machine = self.rng.choice(self.machines)
@@ -242,7 +246,7 @@ class World:
             workload_class="batch",
             pool="default",
             user="u",
-            argv=("true",),
+            argv=("work", str(number)),
             cwd="/",
             slots=self.rng.choice((1, 1, 1, max(1, widest))),
             idempotent=self.rng.random() < 0.5,
@@ -260,6 +264,40 @@ class World:
                 self.truth.cancelled[job] = self.hub.now_ms
 
             self.hub.call_at(at_ms, lambda: self._command(where, cancel, acknowledged))
+
+    def _operate(self) -> None:
+        """Somebody drains a node, moves a job or retries one, wherever it stands."""
+        rng, at_ms = self._operators, self.hub.now_ms
+        if not self.work:
+            return
+        job = JobId(rng.choice(sorted(self.work)))
+        node = rng.choice(self.machines).name
+        fact: e.AnyFact
+        match rng.choice(("drain", "undrain", "move", "move", "retry", "retry")):
+            case "drain":
+                fact = e.DrainRequested(at=at_ms, node=NodeName(node), now=rng.random() < 0.5)
+            case "undrain":
+                fact = e.UndrainRequested(at=at_ms, node=NodeName(node))
+            case "move":
+                pool, worker = rng.choice((("default", f"{node}-cpu0"), ("other", "")))
+                fact = e.MoveRequested(at=at_ms, job=job, pool=pool, worker=worker)
+            case _:
+                fact = e.RetryRequested(at=at_ms, job=job)
+                self.truth.retried.add(job)
+        self.played[f"operator: {e.kind_of(fact)}"] += 1
+        self._command(rng.choice(self.machines), fact, lambda: None)
+
+    def _undo(self, state: State) -> None:
+        """What operators did must not keep anything from ending."""
+        at_ms, facts = self.hub.now_ms, list[e.AnyFact]()
+        for node in state.nodes.values():
+            if node.drained:
+                facts.append(e.UndrainRequested(at=at_ms, node=node.name))
+        for job in state.jobs.values():
+            if job.state.queued and job.moved not in (None, Placement("default")):
+                facts.append(e.MoveRequested(at=at_ms, job=job.id, pool="default"))
+        for fact in facts:
+            self._command(self.machines[0], fact, lambda: None)
 
     def _command(self, machine: Machine, fact: e.AnyFact, acknowledged: Callable[[], None]) -> None:
         """One command line: drain what a killed one left, report, wait for the answer."""
@@ -447,19 +485,21 @@ class World:
             self._check_processes()
             self.truth.check_now()
             over = self.hub.now_ms > end_ms
-            open_jobs = self._open_jobs()
+            state = fold(frozen(self.bucket), LEDGER).state
+            open_jobs = self._open_jobs(state)
             if open_jobs and over:
                 raise Breach(f"not drained: {', '.join(sorted(open_jobs.values()))}")
-            if not open_jobs:
+            if open_jobs:
+                self._undo(state)
+            else:
                 try:
                     return self.truth.check_end(LEDGER, disks)
                 except Breach:
                     if over:
                         raise
 
-    def _open_jobs(self) -> dict[JobId, str]:
-        """Acknowledged jobs that have not ended, by a plain look at the journal."""
-        state = fold(frozen(self.bucket), LEDGER).state
+    def _open_jobs(self, state: State) -> dict[JobId, str]:
+        """Acknowledged jobs that have not ended."""
         still: dict[JobId, str] = {}
         for job_id in self.truth.acknowledged:
             job = state.jobs.get(job_id)

@@ -296,6 +296,12 @@ class NaiveReader:
         """No job's state rests on it."""
 
     decided_elect = decided_reserve = decided_unreserve = decided_block = decided_free = nothing
+    decided_block_node = decided_probe_node = decided_free_node = nothing
+
+    def decided_hold(self, decision: Body) -> None:
+        job = self.jobs[decision["job"]]
+        if job["state"] == "PENDING":
+            self.leave_for(job, "HELD")
 
     def decided_reject(self, decision: Body) -> None:
         self.end(self.jobs[decision["job"]], "REJECTED")
@@ -336,7 +342,7 @@ class NaiveReader:
     def decided_requeue(self, decision: Body) -> None:
         job = self.jobs[decision["job"]]
         if job["due"] is None:
-            job["requeues"] += 1
+            job["requeues"] += decision.get("counted", True)
         else:
             self.place(job, job["due"])
             job["due"] = None

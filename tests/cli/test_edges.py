@@ -43,13 +43,76 @@ def test_a_wrong_call_is_one_line_and_64(gpuq: Gpuq, args: list[str]) -> None:
     assert result.err.startswith("gpuq: ")
 
 
-def test_every_command_has_help(gpuq: Gpuq) -> None:
-    listed = gpuq("--help").out.partition("Commands:")[2].splitlines()
-    commands = [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "]
-    assert {"submit", "status", "logs", "wait", "cancel", "nodes", "up", "init"} <= set(commands)
-    assert "worker" not in commands
-    for command in commands:
-        assert gpuq(command, "--help").rc == 0, command
+def listed(out: str) -> list[str]:
+    """The commands that a help text lists."""
+    lines = out.partition("Commands:")[2].partition("\n\n")[0].splitlines()[1:]
+    return [line.split()[0] for line in lines]
+
+
+def leaves(gpuq: Gpuq) -> list[list[str]]:
+    """Every command, with its group's name before it."""
+    top = listed(gpuq("--help").out)
+    groups = {name: listed(gpuq(name, "--help").out) for name in top}
+    return [[name, *child] for name in top for child in ([[c] for c in groups[name]] or [[]])]
+
+
+def test_every_command_has_help_with_an_example_of_itself(gpuq: Gpuq) -> None:
+    found = leaves(gpuq)
+    assert {"submit", "status", "logs", "wait", "cancel", "nodes", "up", "init"} <= {
+        words[0] for words in found
+    }
+    assert ["policy", "apply"] in found
+    assert ["worker"] not in found
+    for words in found:
+        help_ = gpuq(*words, "--help")
+        assert help_.rc == 0
+        assert f"    gpuq {' '.join(words)}" in help_.out, words
+
+
+def test_the_list_of_commands_is_not_cut(gpuq: Gpuq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "..." not in gpuq("--help").out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["replay"], "replay needs a command: verify; see 'gpuq replay --help'"),
+        (["policy"], "policy needs a command: apply, check, show; see 'gpuq policy --help'"),
+        (["submit", "a.sh", "--name"], "option '--name' requires an argument; put -- before a "
+         "command and its options, or see 'gpuq submit --help'"),
+        (["wait"], "missing argument 'JOB'; see 'gpuq wait --help'"),
+        (["submit", "nope.sh"], "no script nope.sh: correct the name, or put -- before a command: "
+         "gpuq submit -- nope.sh ..."),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_mend(gpuq: Gpuq, args: list[str], error: str) -> None:
+    assert gpuq(*args).err == f"gpuq: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "meant"),
+    [(["sbumit"], "submit"), (["stauts"], "status"), (["replay", "verfy"], "verify")],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(
+    gpuq: Gpuq, args: list[str], meant: str
+) -> None:
+    result = gpuq(*args)
+    assert result.rc == 64
+    assert f"did you mean '{meant}'?" in result.err
+
+
+def test_a_store_that_cannot_be_reached_says_what_to_check(
+    gpuq: Gpuq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the long probe of init and doctor, too."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    nowhere = ["--store", "s3://bucket/x", "--endpoint-url", "http://127.0.0.1:9"]
+    result = gpuq("status", *nowhere)
+    assert (result.rc, result.out, result.err.count("\n")) == (69, "", 1)
+    assert "check the address and the network" in result.err
+    assert "check the address and the network" in gpuq("init", *nowhere).err
 
 
 @pytest.mark.parametrize(
@@ -72,7 +135,7 @@ def test_each_error_has_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(args: list[str]) -> int:
+    def fail(*args: object) -> int:
         raise error("what\x1b is wrong")
 
     monkeypatch.setattr("gpuq.__main__._invoke", fail)

@@ -60,7 +60,7 @@ def test_a_problem_and_a_drain_are_shown(gpuq: Gpuq, h100: Fleet) -> None:
     h100.post()
     node = gpuq("nodes", "--json").json["nodes"][1]
     assert node["drained"] == "broken fan"
-    assert node["workers"][0]["state"] == "node n2 is drained (broken fan)"
+    assert node["workers"][0]["state"] == "drained, empty (broken fan)"
 
 
 def test_a_reading_that_is_not_there_is_absent(gpuq: Gpuq, h100: Fleet) -> None:

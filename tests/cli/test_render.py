@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 
 from gpuq.render import (
+    Cut,
+    cell_width,
     iso_utc,
     long_duration,
     plain_table,
+    print_clauses,
     print_table,
     printable,
     short_duration,
@@ -48,17 +54,78 @@ def test_a_long_name_is_whole_in_a_pipe_and_widens_no_other_row() -> None:
     assert table.splitlines()[2] == "y" + " " * 39 + "  PENDING"
 
 
-def test_a_terminal_gets_one_line_a_row_and_names_are_no_markup(
+HEADER = ("ID", "NAME", "POOL", "STATE", "WHY")
+CUTS = (Cut("NAME", 4), Cut("POOL", 0), Cut("WHY", 6))
+
+
+@pytest.fixture
+def terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
+    """What a terminal of that width shows, without its colours."""
+
+    def lines(width: int, show: Callable[..., None], *args: object) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        show(*args)
+        return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+
+    return lines
+
+
+Terminal = Callable[..., list[str]]
+
+
+@pytest.mark.parametrize(
+    ("width", "row"),
+    [
+        (80, "abcdefgh  a long name  default  RUNNING  node1-cpu0"),
+        (50, "abcdefgh  a long na…  default  RUNNING  node1-cpu0"),
+        (45, "abcdefgh  a lo…  default  RUNNING  node1-cpu0"),
+        (44, "abcdefgh  a l…  default  RUNNING  node1-cpu0"),
+        (43, "abcdefgh  a l…  RUNNING  node1-cpu0"),
+        (33, "abcdefgh  a l…  RUNNING  node1-c…"),
+        (20, "abcdefgh  a l…  RUNNING  node1…"),
+    ],
+)
+def test_a_narrow_terminal_cuts_what_may_be_cut_in_order_and_never_an_id(
+    terminal: Terminal, width: int, row: str
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    print_table(("NAME", "STATE"), [("[/x]", "RUNNING"), ("n" * 300, "[red]"), (":rocket:", "x")])
-    lines = capsys.readouterr().out.splitlines()
+    rows = [("abcdefgh", "a long name", "default", "RUNNING", "node1-cpu0")]
+    assert terminal(width, print_table, HEADER, rows, CUTS)[1] == row
+
+
+def test_a_terminal_gets_one_line_a_row_and_names_are_no_markup(terminal: Terminal) -> None:
+    rows = [
+        ("a", "[/x]", "p", "RUNNING", ""),
+        ("b", "n" * 300, "p", "[red]", ""),
+        ("c", ":rocket:", "p", "x", "日本" * 40),
+    ]
+    lines = terminal(60, print_table, HEADER, rows, (Cut("NAME", 8), Cut("WHY", 6)))
     assert len(lines) == 4
+    assert all(cell_width(line) <= 60 for line in lines)
     assert "[/x]" in lines[1]
     assert "[red]" in lines[2]
     assert ":rocket:" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (17, ["one, two; three;", "four"]),
+        (23, ["one, two; three; four"]),
+        (5, ["one, two;", "three;", "four"]),
+    ],
+)
+def test_a_line_of_clauses_breaks_between_them(
+    terminal: Terminal, width: int, lines: list[str]
+) -> None:
+    assert terminal(width, print_clauses, ["one, two", "three", "four"]) == lines
+
+
+def test_in_a_pipe_clauses_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_clauses(["x" * 100, "y" * 100])
+    assert capsys.readouterr().out == "x" * 100 + "; " + "y" * 100 + "\n"
 
 
 @pytest.mark.parametrize(

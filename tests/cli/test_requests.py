@@ -21,12 +21,12 @@ def test_cancel_says_what_it_did_by_where_the_job_stood(gpuq: Gpuq, fleet: Fleet
     waits = gpuq("submit", "-q", "--name", "waits", "--", "a").ids[0]
     fleet.post()
     assert gpuq("cancel", runs, "waits", "--reason", "enough").out.splitlines() == [
-        f"{runs} runs: stop requested",
+        f"{runs} runs: stop requested: TERM on n1-cpu0, KILL after 30 s",
         f"{waits} waits: cancelled",
     ]
     fleet.post()
     assert (state_of(gpuq, runs), state_of(gpuq, waits)) == ("STOPPING", "CANCELLED")
-    assert gpuq("kill", runs).out == f"{runs} runs: stop already requested\n"
+    assert gpuq("kill", runs).out.startswith(f"{runs} runs: stop already requested by ")
     fleet.finish(runs, 143, outcome="stopped")
     fleet.post()
     again = gpuq("cancel", runs)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from ledger.names import JobId
 from tests.cli.conftest import Gpuq
 from tests.cli.fleet import Fleet
 
@@ -23,6 +24,30 @@ def test_a_job_is_seen_at_once_also_without_a_leader(gpuq: Gpuq, script: str) ->
     assert out.splitlines()[0].startswith("0 running, 1 waiting, 0 nodes up, 1 report not yet")
     assert "no leader: start one with 'gpuq up'" in out.splitlines()[0]
     assert rows(out)[job][-3:] == ["not", "yet", "posted"]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_on_a_narrow_terminal_ids_and_states_stay_whole(
+    gpuq: Gpuq, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    long = ["--name", "n" * 60, "--org", "o" * 60, "-q", "--", "a"]
+    runs, waits, ended = (gpuq("submit", *long).ids[0] for _ in range(3))
+    fleet.ready("n1-cpu0")
+    fleet.ready("n1-cpu1")
+    fleet.post()
+    started = [job for job in (runs, waits, ended) if fleet.state.jobs[JobId(job)].last]
+    for job in started:
+        fleet.start(job)
+    fleet.finish(started[0], 0)
+    fleet.post()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in gpuq("status").out.splitlines()]
+    assert [line for line in lines if len(line) > columns] == []
+    shown = {line[:8]: line.split() for line in lines}
+    assert {runs, waits, ended} <= shown.keys()
+    assert "COMPLETED" in shown[started[0]]
+    assert "RUNNING" in shown[started[1]]
 
 
 def test_bare_gpuq_is_status(gpuq: Gpuq, script: str) -> None:

@@ -106,7 +106,14 @@ def test_a_changed_byte_never_gives_another_state() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{}", b"\x28\xb5\x2f\xfd", encode_checkpoint(State(ledger="x"))[:-5]]
+    "body",
+    [
+        b"",
+        b"{}",
+        b"\x28\xb5\x2f\xfd",
+        encode_checkpoint(State(ledger="x"))[:-5],
+        encode_checkpoint(State(ledger="x"))[:-1],
+    ],
 )
 def test_what_is_no_checkpoint_is_none(body: bytes) -> None:
     assert decode_checkpoint(body) is None

@@ -18,22 +18,22 @@ SPEC = e.JobSpec(
 )
 
 
-def tags(union: object) -> list[str]:
-    return [str(struct.__struct_config__.tag) for struct in get_args(union)]
+def tags(union: object) -> set[str]:
+    return {str(struct.__struct_config__.tag) for struct in get_args(union)}
 
 
-def test_the_tags_never_change() -> None:
-    """Written down here once: a changed meaning gets a new tag, which is added at its place."""
-    assert tags(e.AnyFact) == [
+def test_no_tag_is_ever_taken_away() -> None:
+    """Old pages must be read for ever; a changed meaning gets a new tag."""
+    assert tags(e.AnyFact) >= {
         "submit", "cancel", "hold", "release", "move", "retry", "policy", "drain", "undrain",
         "ready", "start", "finish", "lost", "skip", "retire",
-    ]  # fmt: skip
-    assert tags(e.AnySeen) == ["slot", "node", "claim", "refused"]
-    assert tags(e.AnyDecision) == [
+    }  # fmt: skip
+    assert tags(e.AnySeen) >= {"slot", "node", "claim", "refused"}
+    assert tags(e.AnyDecision) >= {
         "elect", "reject", "assign", "stop", "revoke", "requeue", "lost", "found",
         "reserve", "unreserve", "block", "free", "overrun",
-    ]  # fmt: skip
-    assert tags(e.AnyMessage) == ["run", "stop"]
+    }  # fmt: skip
+    assert tags(e.AnyMessage) >= {"run", "stop"}
 
 
 @pytest.mark.parametrize(

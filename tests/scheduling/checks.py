@@ -19,6 +19,8 @@ class History:
     def __init__(self, world: World) -> None:
         self.world = world
         self.submitted: set[JobId] = set()
+        self.retried: set[JobId] = set()
+        """Asked for again since the last page: their ends were not final."""
         self._final: dict[JobId, JobState] = {}
         self._virtual_times: dict[str, int] = {}
         self._numbers: Counter[WorkerName] = Counter()
@@ -48,10 +50,13 @@ class History:
         standing = {job.id: job.state for job in state.jobs.values()}
         standing |= {job: archived.state for job, archived in state.archive.items()}
         for job, final in self._final.items():
-            assert standing[job] is final, job
+            assert standing[job] is final or job in self.retried, job
+        self.retried.clear()
         for job, is_at in standing.items():
             if is_at.ended and is_at is not JobState.NODE_FAIL:
                 self._final[job] = is_at
+            else:
+                self._final.pop(job, None)
         assert sorted(state.ended) == sorted(j.id for j in state.jobs.values() if j.state.ended)
 
     def _check_mailboxes(self, state: State) -> None:
@@ -148,6 +153,7 @@ def serves(state: State, worker: Worker) -> bool:
         and not worker.problem
         and node.liveness is Liveness.FRESH
         and not node.drained
+        and not (node.health.blocked and (not node.health.probing or node.health.probe))
     )
 
 

@@ -40,6 +40,16 @@ SLOTS = {
 }
 """n3 is in a pool of its own where a policy says so."""
 
+SMALL = {
+    "ledger.transitions.RECENT_ENDED_MAX": 4,
+    "ledger.transitions.RECENT_STEMS_MAX": 3,
+    "ledger.health.COMMANDS_MAX": 3,
+    "ledger.health.NODES_MAX": 2,
+    "ledger.health.ROW": 2,
+    "scheduling.health.PAUSE_MS": 3_000,
+}
+"""Limits that short histories reach."""
+
 indexes = st.integers(0, 63)
 nodes = st.sampled_from(NODES)
 
@@ -56,8 +66,8 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patches = ExitStack()
-        for name, value in (("RECENT_ENDED_MAX", 4), ("RECENT_STEMS_MAX", 3)):
-            self.patches.enter_context(patch(f"ledger.transitions.{name}", value))
+        for name, value in SMALL.items():
+            self.patches.enter_context(patch(name, value))
         self.world = World()
         self.history = History(self.world)
         self.processes = Processes(self.world)
@@ -108,15 +118,15 @@ class Histories(RuleBasedStateMachine):
     def time_passes(self, after_ms: int) -> None:
         self.post(after_ms=after_ms)
 
-    @rule(after_ms=st.integers(0, 2_000), rounds=st.integers(1, 3))
-    def work_goes_on(self, after_ms: int, rounds: int) -> None:
+    @rule(after_ms=st.integers(0, 2_000), rounds=st.integers(1, 4), rc=st.sampled_from([0, 1]))
+    def work_goes_on(self, after_ms: int, rounds: int, rc: int) -> None:
         """Every worker that can takes its messages; each round one job ends."""
         for _ in range(rounds):
             self.post(after_ms=after_ms)
             self.workers_look_into_their_mailboxes(dies="")
             self.the_leader_tries_its_claims()
             self.post(after_ms=after_ms)
-            self.a_job_ends(index=after_ms, outcome="exited", rc=0)
+            self.a_job_ends(index=after_ms, outcome="exited", rc=rc)
 
     @rule()
     def a_leader_is_elected(self) -> None:
@@ -133,6 +143,7 @@ class Histories(RuleBasedStateMachine):
         workload_class=st.sampled_from(["batch", "interactive"]),
         pool=st.sampled_from(["default", "default", "cpus"]),
         name=st.sampled_from(["00_x", "01_y", "train"]),
+        argv=st.sampled_from([("a",), ("b",), ("c",), ("d",)]),
         slots=st.sampled_from([1, 1, 1, 2, 3]),
         worker=st.sampled_from(["", "", "", "n1-gpu0", "n2-gpu1"]),
         gpu_type=st.sampled_from(["", "", "", "H100"]),
@@ -283,7 +294,7 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=50,
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -156,6 +156,17 @@ def test_jobs_that_are_not_pinned_keep_the_order_of_arrival_beside_pinned_ones()
     assert names_in_order(world) == ["b", "c", "a", "z", "d"]
 
 
+def test_a_later_job_does_not_pass_a_pinned_one_of_its_flow_by_being_short() -> None:
+    world = gpu_world(n1=("T4", 16, 1))
+    world.drain("n1")
+    world.submit(name="pinned", worker="n1-gpu0", estimate_ms=9_000)
+    world.submit(name="short", estimate_ms=1_000)
+    world.turn()
+    world.undrain("n1")
+    world.turn()
+    assert names_in_order(world) == ["pinned", "short"]
+
+
 def test_a_job_pinned_to_a_busy_worker_does_not_hold_up_its_flow() -> None:
     world = gpu_world(n1=("T4", 16, 2))
     world.submit(worker="n1-gpu0")

@@ -1,0 +1,81 @@
+"""A leader while the bucket can be read and takes no writes: then nobody else can beat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import TransientError
+from ledger.events import JobState, Liveness
+from ledger.names import JobId, NodeName
+from ledger.stores.settling import NEWS_PATIENCE_MS
+from ledger.timings import MINUTE_MS
+from simulation.memory import ManualClock, MemoryStore
+from tests.roles.test_leader import TIMINGS, Bench
+from tests.world import START_MS
+
+
+class ReadOnlyStore(MemoryStore):
+    """Once ``refuses``, a put takes as long as the real stores wait for news."""
+
+    refuses = False
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self._manual = clock
+
+    def before(self, op: str, key: str) -> None:
+        if op == "put" and self.refuses:
+            self._manual.advance_ms(NEWS_PATIENCE_MS)
+            raise TransientError("503")
+
+
+class Led:
+    """A ledger whose one dispatcher is at work whenever time passes."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.clock = ManualClock(wall_ms=START_MS, boot_ms=1_000_000)
+        self.store = ReadOnlyStore(self.clock)
+        self.bench = Bench(tmp_path, self.store)
+        self.bench.clock = self.clock
+        self._dispatcher = self.bench.dispatcher()
+
+    def pass_ms(self, duration_ms: int) -> None:
+        ends_ms = self.clock.boot_ms() + duration_ms
+        while self.clock.boot_ms() < ends_ms:
+            self.clock.advance_ms(self._dispatcher.step())
+
+    def liveness(self) -> Liveness:
+        return self.bench.fold().projection.state.nodes[NodeName("n1")].liveness
+
+    def job_state(self, job: JobId) -> JobState:
+        return self.bench.fold().projection.state.jobs[job].state
+
+
+@pytest.mark.parametrize("outage_ms", [5 * MINUTE_MS, 30 * MINUTE_MS])
+def test_time_in_which_nobody_can_write_is_nobodys_silence(tmp_path: Path, outage_ms: int) -> None:
+    led = Led(tmp_path)
+    led.pass_ms(5_000)
+    led.bench.ready()
+    job = led.bench.submit()
+    led.pass_ms(5_000)
+    assert led.job_state(job) is JobState.ASSIGNED
+
+    led.store.refuses = True
+    led.pass_ms(outage_ms)
+    led.store.refuses = False
+    led.pass_ms(TIMINGS.beat_ms)
+    assert led.liveness() is Liveness.FRESH
+    assert led.job_state(job) is JobState.ASSIGNED
+
+
+def test_after_an_outage_a_node_that_stays_silent_is_noticed(tmp_path: Path) -> None:
+    led = Led(tmp_path)
+    led.pass_ms(5_000)
+    led.bench.ready()
+    led.store.refuses = True
+    led.pass_ms(5 * MINUTE_MS)
+    led.store.refuses = False
+    led.pass_ms(2 * TIMINGS.beat_ms + TIMINGS.fresh_ms + MINUTE_MS)
+    assert led.liveness() is Liveness.STALE

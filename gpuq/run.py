@@ -200,7 +200,9 @@ def worker(
     if not WORKER.fullmatch(worker):
         raise RequestError(f"{worker!r} is not a worker: say NODE-gpuN or NODE-cpuN")
     reader = GpuReader()
-    uuids = mig_uuids(reader.read()) if is_mig(served.gpu_uuid) else {}
+    uuids: dict[int, str] = {}
+    if is_mig(served.gpu_uuid):
+        uuids = {**mig_uuids(reader.read()), served.index: served.gpu_uuid}
     options = WorkerOptions(
         worker=WorkerName(worker),
         node=NodeName(check_name("node", node)),

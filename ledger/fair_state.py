@@ -135,10 +135,14 @@ class FairState:
         start = flow.start_tag
         return Tags(start, start + charge(cost_ms, weight), weight)
 
-    def join(self, flow: Flow) -> None:
-        """A job enters the flow's waiting queue."""
+    def join(self, flow: Flow, *, resumed: bool = False) -> None:
+        """A job enters the flow's waiting queue.
+
+        ``resumed``: its attempt was taken back before it ran, so it counts as having waited
+        all along, and a queue that was empty meanwhile was none.
+        """
         was_active = flow.active
-        if flow.waiting == 0:
+        if flow.waiting == 0 and not resumed:
             flow.since = self.pool(flow.pool).virtual_time
         flow.waiting += 1
         self.pool(flow.pool).waiting += 1

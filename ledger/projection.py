@@ -230,6 +230,7 @@ class Projection(Transitions):
         worker = self.worker(fact.worker, fact.node)
         worker.writer, worker.slot, worker.declared_pool = fact.writer, fact.slot, fact.pool
         worker.ready, worker.retired, worker.problem = True, "", ""
+        worker.ready_at = self.state.at
         self.advance_cursor(worker, fact.cursor)
         self.resolve_pool(worker)
         self._end_occupancy(worker.name, fact)
@@ -320,7 +321,10 @@ class Projection(Transitions):
             return
         attempt.ran = fact.ran
         attempt.reason = fact.reason
-        self.settle(job, attempt, self.occupancy_ms(attempt, fact.at) if fact.ran else 0)
+        if fact.ran:
+            self.settle(job, attempt, self.occupancy_ms(attempt, fact.at))
+        elif job.last is not attempt or job.cancel is not None:
+            self.settle(job, attempt, 0)
         self.end_attempt(job, attempt, "lost", fact.at)
         if job.last is not attempt:
             attempt.superseded = True
@@ -359,7 +363,8 @@ class Projection(Transitions):
             self.mark_started(job, attempt)
             return
         attempt.ran = False
-        self.settle(job, attempt, 0)
+        if job.last is not attempt or job.state.ended:
+            self.settle(job, attempt, 0)
         self.end_attempt(job, attempt, "revoked", self.state.at)
 
     def _refused(self, seen: e.FactRefused) -> None:
@@ -402,7 +407,9 @@ class Projection(Transitions):
             case e.FlowBlocked():
                 self.state.flows[decision.flow].blocked = decision.reason
             case e.FlowFreed():
-                self.state.flows[decision.flow].blocked = ""
+                flow = self.state.flows[decision.flow]
+                flow.blocked = ""
+                self.fair.free_from_limit(flow, 0)
             case e.OverrunCharged():
                 self._overrun(decision)
             case e.JobHeld():

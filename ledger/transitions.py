@@ -100,11 +100,11 @@ class Transitions:
 
     # -- jobs
 
-    def queue(self, job: Job) -> None:
-        """Put an open job into its flow's waiting queue."""
+    def queue(self, job: Job, *, resumed: bool = False) -> None:
+        """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""
         job.state = JobState.PENDING
         job.reason = ""
-        self.fair.join(self.flow_of(job))
+        self.fair.join(self.flow_of(job), resumed=resumed)
         self.touch(job)
 
     def unqueue(self, job: Job, state: JobState) -> None:
@@ -144,9 +144,12 @@ class Transitions:
         """
         if job.state.ended:
             self.reopen(job, JobState.RUNNING)
+        never_ran = job.last is not None and not job.last.ran
         if job.moving is None:
             job.requeues += counted
         else:
+            self._settle_unrun(job)
+            never_ran = never_ran and job.moving.pool == job.placed.pool
             job.moved, job.moving = job.moving, None
         if job.cancel is not None:
             self.end(job, JobState.CANCELLED, job.cancel.reason, at)
@@ -155,8 +158,18 @@ class Transitions:
             job.reason = f"requeued {job.requeues} times, last because {reason}"
             self.touch(job)
         else:
-            self.queue(job)
+            self.queue(job, resumed=never_ran)
             job.reason = reason
+        self._settle_unrun(job)
+
+    def _settle_unrun(self, job: Job) -> None:
+        """Give back what was charged for an attempt that never ran.
+
+        Only once the job waits again: a pool that seemed wholly idle for a moment would
+        forgive all debt.
+        """
+        if job.last is not None and not job.last.ran:
+            self.settle(job, job.last, 0)
 
     def move(self, job: Job, place: Placement) -> None:
         """Have an unstarted job wait elsewhere; one that is assigned is taken back first."""

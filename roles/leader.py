@@ -70,6 +70,8 @@ class Leader:
         """When the newest page was made, on the journal's clock and on the boot clock."""
         self._next_beat_ms = 0
         self._next_beats_poll_ms = 0
+        self._beat_is_in = True
+        """The newest beat of its own. While none goes through, nobody else's does either."""
         self._take_over_journal()
 
     @property
@@ -132,7 +134,8 @@ class Leader:
         polled = self._facts.poll(
             state.writers, state.newest_stamp_ms, state.at, state.held_stamp_ms
         )
-        self._judge.read_succeeded(self._context.clock.boot_ms())
+        if self._beat_is_in:
+            self._judge.read_succeeded(self._context.clock.boot_ms())
         facts = tuple(item for item in polled if isinstance(item, e.Posted))
         for posted in facts:
             self._note_sign_of(posted.fact)
@@ -293,6 +296,7 @@ class Leader:
         if now_ms < self._next_beat_ms:
             return
         self._next_beat_ms = now_ms + self._context.timings.leader_beat_ms
+        self._beat_is_in = False
         self._beat_writer.put(
             e.Beat(
                 writer=self._writer,
@@ -303,6 +307,7 @@ class Leader:
                 epoch=self._epoch,
             )
         )
+        self._beat_is_in = True
 
 
 def slot_problem(slot: e.SlotBeat) -> str:

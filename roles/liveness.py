@@ -2,8 +2,8 @@
 
 Owns the judgement that leads to ``stale`` and ``gone``. Silence is counted since the
 leader first saw a node's newest sign of life, on the clock that also runs in suspend, and
-only over time in which its own reads succeeded: after a gap everyone looks dead. No other
-process's stamp enters.
+only over time in which its own reads and beats succeeded: after a gap everyone looks dead.
+No other process's stamp enters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LivenessJudge:
         self._signs: dict[NodeName, int] = {}
 
     def read_succeeded(self, boot_ms: int) -> None:
-        """A round of reading facts and beats went through at ``boot_ms``.
+        """A round of reading facts and beats went through at ``boot_ms``, and so do writes.
 
         A gap longer than the lease is not counted as anybody's silence, and nobody is
         judged for two beat intervals after it.

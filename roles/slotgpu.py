@@ -88,11 +88,14 @@ class SlotGpu:
     def _why_not(self, reading: Reading) -> str:
         if reading.problem is not None:
             return reading.problem
-        used, before = reading.memory_used_bytes, self._before_bytes
-        can_be_compared = self._a_job_ended and used is not None and before is not None
-        if can_be_compared and used > before + MEMORY_TOLERANCE_BYTES:
-            return (
-                f"{used >> 20} MiB of its GPU's memory are in use after a job, "
-                f"and were {before >> 20} MiB before it"
-            )
-        return busy_problem(reading.utilisation_percent)
+        left = self._left_in_memory(reading.memory_used_bytes) if self._a_job_ended else ""
+        return left or busy_problem(reading.utilisation_percent)
+
+    def _left_in_memory(self, used: int | None) -> str:
+        before = self._before_bytes
+        if used is None or before is None or used <= before + MEMORY_TOLERANCE_BYTES:
+            return ""
+        return (
+            f"{used >> 20} MiB of its GPU's memory are in use after a job, "
+            f"and were {before >> 20} MiB before it"
+        )

@@ -13,6 +13,9 @@ from ledger.state import State, Worker
 
 GIB = 1 << 30
 
+ARRIVAL_MS = 10_000
+"""The slots of a node report one after the other: so long is none called too narrow."""
+
 
 def refusal(state: State, spec: JobSpec) -> str:
     """Why this job can never run as asked for; empty where it may. O(workers)."""
@@ -28,7 +31,7 @@ def refusal(state: State, spec: JobSpec) -> str:
     workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
     if spec.worker:
         workers = [w for w in workers if pinned and w.node == pinned.node]
-    return _too_large(spec, workers) if workers else ""
+    return _too_large(spec, workers, state.at) if workers else ""
 
 
 def _malformed(spec: JobSpec) -> str:
@@ -50,7 +53,7 @@ def _malformed(spec: JobSpec) -> str:
     return ""
 
 
-def _too_large(spec: JobSpec, workers: list[Worker]) -> str:
+def _too_large(spec: JobSpec, workers: list[Worker], at: int) -> str:
     kinds = sorted({w.slot.gpu_name for w in workers} - {""})
     typed = [w for w in workers if spec.gpu_type.lower() in w.slot.gpu_name.lower()]
     if not typed:
@@ -67,7 +70,8 @@ def _too_large(spec: JobSpec, workers: list[Worker]) -> str:
         key = (worker.node, worker.slot.gpu_name)
         by_node[key] = by_node.get(key, 0) + 1
     widest = max(by_node.values())
-    if widest < spec.slots:
+    arriving = any(at - worker.ready_at < ARRIVAL_MS for worker in fitting)
+    if widest < spec.slots and not arriving:
         return f"no node of pool {spec.pool!r} has {spec.slots} such slots (at most {widest})"
     return ""
 

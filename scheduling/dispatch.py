@@ -40,6 +40,7 @@ class Dispatch:
     def serve(self, pool: str, at: int, emit: Emit) -> None:
         """Dispatch until nothing more can go. O(dispatches * (shapes + log n))."""
         self._end_stale_reservation(pool, emit)
+        self._explain_flows(pool, emit)  # a flow that is freed now has earned no credit
         if self._state.policy.discipline(pool) == "fifo":
             while self._dispatch_head(pool, emit):
                 pass

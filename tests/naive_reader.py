@@ -67,9 +67,9 @@ class NaiveReader:
 
     # --- moves of jobs
 
-    def queue(self, job: Body) -> None:
+    def queue(self, job: Body, *, resumed: bool = False) -> None:
         job["state"] = "PENDING"
-        self.join(job)
+        self.join(job, resumed=resumed)
 
     def place(self, job: Body, pool: str) -> None:
         job["pool"] = pool
@@ -188,7 +188,7 @@ class NaiveReader:
         if job["state"] == "PENDING" and pool != job["pool"]:
             self.leave(job)
             self.place(job, pool)
-            self.join(job)
+            self.join(job, resumed=False)
         elif job["state"] == "HELD":
             self.place(job, pool)
         elif job["state"] == "ASSIGNED":
@@ -246,14 +246,13 @@ class NaiveReader:
             return
         job["due"] = None
         stopped = fact["outcome"] == "stopped"
-        goes_back = (stopped and attempt["stop"]) or (
-            fact["outcome"] == "exclusive" and self.may_run_again(job, attempt)
-        )
+        gave_way = fact["outcome"] in ("stopped", "exclusive")
+        goes_back = (stopped and attempt["stop"]) or (gave_way and self.may_run_again(job, attempt))
         if goes_back and not job["cancel"] and job["state"] in OPEN:
             return
         if job["state"] == "NODE_FAIL":
             job["state"] = "RUNNING"
-        if stopped and job["cancel"]:
+        if stopped:
             state = "CANCELLED"
         else:
             state = OUTCOMES.get(fact["outcome"], "COMPLETED" if fact["rc"] == 0 else "FAILED")
@@ -263,10 +262,13 @@ class NaiveReader:
         if attempt["phase"] == ENDED:
             return
         attempt["ran"] = fact.get("ran", True)
-        self.settle(job, attempt, self.occupancy(attempt, fact["at"]) if attempt["ran"] else 0)
+        is_last = attempt is job["attempts"][-1]
+        if attempt["ran"]:
+            self.settle(job, attempt, self.occupancy(attempt, fact["at"]))
+        elif not is_last or job["cancel"]:
+            self.settle(job, attempt, 0)
         attempt["phase"] = ENDED
         self.give_up(job, attempt)
-        is_last = attempt is job["attempts"][-1]
         may_go_back = self.may_run_again(job, attempt) and not job["cancel"]
         if is_last and may_go_back and job["state"] == "NODE_FAIL":
             job["state"] = "RUNNING"
@@ -287,7 +289,8 @@ class NaiveReader:
                 self.mark_started(job, attempt)
                 return
             attempt["ran"] = False
-            self.settle(job, attempt, 0)
+            if attempt is not job["attempts"][-1] or job["state"] not in OPEN:
+                self.settle(job, attempt, 0)
             attempt["phase"] = ENDED
 
     # --- decisions
@@ -295,7 +298,7 @@ class NaiveReader:
     def nothing(self, decision: Body) -> None:
         """No job's state rests on it."""
 
-    decided_elect = decided_reserve = decided_unreserve = decided_block = decided_free = nothing
+    decided_elect = decided_reserve = decided_unreserve = decided_block = nothing
     decided_block_node = decided_probe_node = decided_free_node = nothing
 
     def decided_hold(self, decision: Body) -> None:
@@ -341,9 +344,11 @@ class NaiveReader:
 
     def decided_requeue(self, decision: Body) -> None:
         job = self.jobs[decision["job"]]
+        last = job["attempts"][-1]
         if job["due"] is None:
             job["requeues"] += decision.get("counted", True)
         else:
+            self.give_back(job, last)
             self.place(job, job["due"])
             job["due"] = None
         if job["cancel"]:
@@ -351,7 +356,17 @@ class NaiveReader:
         elif job["requeues"] > REQUEUES_MAX:
             job["state"] = "HELD"
         else:
-            self.queue(job)
+            self.queue(job, resumed=not last["ran"])
+        self.give_back(job, last)
+
+    def give_back(self, job: Body, attempt: Body) -> None:
+        if not attempt["ran"]:
+            self.settle(job, attempt, 0)
+
+    def decided_free(self, decision: Body) -> None:
+        flow = self.flows[decision["flow"]]
+        pool = self.pools[decision["flow"].rpartition("/")[2]]
+        flow["since"] = max(flow["since"], pool["V"])
 
     def decided_lost(self, decision: Body) -> None:
         job, attempt = self.found(decision)
@@ -391,10 +406,10 @@ class NaiveReader:
             ]
             pool["V"] = max(pool["V"], *finishes)
 
-    def join(self, job: Body) -> None:
+    def join(self, job: Body, *, resumed: bool) -> None:
         flow = self.flows.setdefault(job["flow"], zeros())
         pool = self.pools.setdefault(job["pool"], zeros())
-        if flow["waiting"] == 0:
+        if flow["waiting"] == 0 and not resumed:
             flow["since"] = pool["V"]
         self.count(job, waiting=1, running=0)
 

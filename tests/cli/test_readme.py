@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,9 @@ from botocore.exceptions import ClientError
 from gpuq.cli import app
 from tests.cli.conftest import Gpuq
 from tests.servers import CREDENTIALS_ENV, Server
+from tests.servers.fixtures import _seaweedfs  # noqa: F401 - a fixture, used by its name
 from tests.waiting import wait_until
 from tools.fleet import Fleet
-
-pytest_plugins = ("tests.servers.fixtures",)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -132,7 +132,7 @@ def test_the_first_five_minutes_go_as_the_readme_shows(
     shows(said.read_text, up.shown, shape)
     for command, shown in typed(second):
         if ASKS.match(command):
-            shows(lambda command=command: printed_by(command, machine, ann), shown, shape)
+            shows(partial(printed_by, command, machine, ann), shown, shape)
             continue
         printed = printed_by(command, machine, ann)
         if command.startswith("gpuq submit"):

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from ledger.errors import RequestError
-from roles.devices import GpuReader, Reading, gpu_indices
+from roles.devices import GpuReader, Reading, choose_gpus, mig_uuids
 from tests.waiting import wait_until
 
 MIB = 1 << 20
@@ -29,10 +29,13 @@ class FakeNvml:
         self.bus = list(gpus)
         self.init_error: Exception | None = None
         self.initialised = 0
+        self.event_sets: list[list[dict[str, Any]]] = []
+        self.events: list[tuple[dict[str, Any], int]] = []
+        """XIDs that nobody has fetched yet, with their GPUs."""
         self.hang: threading.Event | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("NVML"):
+        if name.startswith(("NVML", "nvmlEventType")):
             return getattr(pynvml, name)  # error classes and constants are the real ones
         raise AttributeError(name)
 
@@ -73,6 +76,40 @@ class FakeNvml:
         assert kind == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         assert span == pynvml.NVML_VOLATILE_ECC
         return self._value(gpu, "ecc")
+
+    def nvmlDeviceGetMigMode(self, gpu: dict[str, Any]) -> list[int]:
+        mode = self._value(gpu, "mig", error(pynvml.NVML_ERROR_NOT_SUPPORTED))
+        return [mode, mode]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: dict[str, Any]) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: dict[str, Any], index: int) -> Any:
+        if index not in gpu["instances"]:
+            raise error(pynvml.NVML_ERROR_NOT_FOUND)
+        return gpu["instances"][index]
+
+    def nvmlEventSetCreate(self) -> list[dict[str, Any]]:
+        self.event_sets.append([])
+        return self.event_sets[-1]
+
+    def nvmlDeviceRegisterEvents(
+        self, gpu: dict[str, Any], kinds: int, events: list[dict[str, Any]]
+    ) -> None:
+        assert kinds == pynvml.nvmlEventTypeXidCriticalError
+        self._value(gpu, "register")
+        events.append(gpu)
+
+    def nvmlEventSetWait_v2(self, events: list[dict[str, Any]], timeout_ms: int) -> Any:
+        assert timeout_ms == 0
+        for told in self.events:
+            if told[0] in events:
+                self.events.remove(told)
+                return SimpleNamespace(device=told[0], eventData=told[1])
+        raise error(pynvml.NVML_ERROR_TIMEOUT)
+
+    def nvmlEventSetFree(self, events: list[dict[str, Any]]) -> None:
+        self.event_sets.remove(events)
 
     @staticmethod
     def _value(gpu: dict[str, Any], what: str, default: Any = None) -> Any:
@@ -221,6 +258,111 @@ def test_a_gpu_off_the_bus_is_gone_and_the_renumbered_one_takes_no_work() -> Non
     assert reader.read() == [a_reading(0), a_reading(1)]
 
 
+# --- XIDs ---------------------------------------------------------------------------------
+
+
+def test_the_newest_xid_of_a_gpu_is_shown_and_its_sister_has_none() -> None:
+    nvml = FakeNvml(a_gpu(0), a_gpu(1))
+    reader = GpuReader(nvml)
+    assert reader.read() == [a_reading(0), a_reading(1)]
+    nvml.events = [(nvml.bus[1], 31), (nvml.bus[1], 94)]
+    assert reader.read() == [a_reading(0), a_reading(1, xid=94)]
+    assert reader.read() == [a_reading(0), a_reading(1, xid=94)]
+    assert nvml.events == []
+
+
+def test_a_gpu_that_fell_off_the_bus_still_shows_the_xid_that_said_so() -> None:
+    nvml = FakeNvml(a_gpu(0))
+    reader = GpuReader(nvml)
+    reader.read()
+    nvml.events = [(nvml.bus[0], 79)]
+    nvml.bus[0]["temperature"] = error(pynvml.NVML_ERROR_GPU_IS_LOST)
+    lost = Reading(index=0, uuid="GPU-0", name="NVIDIA H100 80GB HBM3", xid=79, problem=LOST)
+    assert reader.read() == [lost]
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN])
+def test_a_gpu_that_cannot_tell_of_xids_is_read_all_the_same(code: int) -> None:
+    nvml = FakeNvml(a_gpu(0, register=error(code)), a_gpu(1))
+    reader = GpuReader(nvml)
+    reader.read()
+    nvml.events = [(nvml.bus[1], 48)]
+    assert reader.read() == [a_reading(0), a_reading(1, xid=48)]
+
+
+def test_sessions_that_are_begun_afresh_leave_no_event_sets_behind() -> None:
+    nvml = FakeNvml(a_gpu(0), a_gpu(1, handle=error(pynvml.NVML_ERROR_GPU_IS_LOST)))
+    reader = GpuReader(nvml)
+    for _ in range(5):
+        reader.read()
+        assert (nvml.event_sets, nvml.initialised) == ([], 0)
+
+
+# --- MIG ----------------------------------------------------------------------------------
+
+
+def a_mig_gpu(number: int, *instances: int) -> dict[str, Any]:
+    parts = {
+        i: {
+            "uuid": f"MIG-{number}{i}",
+            "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+            "memory": (9_984 * MIB, 15 * MIB),
+        }
+        for i in instances
+    }
+    return a_gpu(number, mig=pynvml.NVML_DEVICE_MIG_ENABLE, instances=parts)
+
+
+def a_mig_reading(number: int, instance: int, **changes: Any) -> Reading:
+    values: dict[str, Any] = {
+        "index": 100 * (number + 1) + instance,
+        "uuid": f"MIG-{number}{instance}",
+        "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "memory_total_bytes": 9_984 * MIB,
+        "memory_used_bytes": 15 * MIB,
+        "temperature_c": 40 + number,
+        "ecc_errors": 0,
+    }
+    return Reading(**values | changes)
+
+
+def test_a_gpu_in_mig_mode_is_its_instances_with_uuids_of_their_own() -> None:
+    reader = GpuReader(FakeNvml(a_gpu(0, mig=pynvml.NVML_DEVICE_MIG_DISABLE), a_mig_gpu(1, 0, 2)))
+    readings = reader.read()
+    assert readings == [a_reading(0), a_mig_reading(1, 0), a_mig_reading(1, 2)]
+    assert mig_uuids(readings) == {200: "MIG-10", 202: "MIG-12"}
+
+
+def test_an_instance_that_is_removed_is_gone_and_its_sister_goes_on() -> None:
+    nvml = FakeNvml(a_mig_gpu(0, 0, 1))
+    reader = GpuReader(nvml)
+    reader.read()
+    del nvml.bus[0]["instances"][0]
+    gone = "it is gone: NVML no longer lists it"
+    name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    assert reader.read() == [
+        Reading(index=100, uuid="MIG-00", name=name, problem=gone), a_mig_reading(0, 1),
+    ]  # fmt: skip
+
+
+def test_a_lost_gpu_in_mig_mode_is_a_problem_of_each_of_its_instances() -> None:
+    nvml = FakeNvml(a_mig_gpu(0, 0, 1))
+    reader = GpuReader(nvml)
+    reader.read()
+    nvml.bus[0]["handle"] = error(pynvml.NVML_ERROR_GPU_IS_LOST)
+    assert [(r.index, r.problem) for r in reader.read()] == [(100, LOST), (101, LOST)]
+    del nvml.bus[0]["handle"]
+    assert reader.read() == [a_mig_reading(0, 0), a_mig_reading(0, 1)]
+
+
+def test_instances_are_known_by_their_uuid_when_their_gpu_is_renumbered() -> None:
+    nvml = FakeNvml(a_gpu(0), a_mig_gpu(1, 0))
+    reader = GpuReader(nvml)
+    reader.read()
+    del nvml.bus[0]
+    assert reader.read()[1] == a_mig_reading(1, 0)
+
+
 # --- calls that hang ----------------------------------------------------------------------
 
 
@@ -278,7 +420,7 @@ def test_an_answer_that_comes_at_last_is_too_old_to_be_used(hanging: FakeNvml) -
 )
 def test_gpus_are_named_by_index(spec: str, indices: list[int]) -> None:
     reader = GpuReader(FakeNvml(a_gpu(0), a_gpu(1), a_gpu(2)))
-    assert gpu_indices(spec, reader) == indices
+    assert [reading.index for reading in choose_gpus(spec, reader)] == indices
 
 
 @pytest.mark.parametrize(
@@ -295,21 +437,21 @@ def test_gpus_are_named_by_index(spec: str, indices: list[int]) -> None:
 )
 def test_what_names_no_gpu_is_refused(spec: str, words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        gpu_indices(spec, GpuReader(FakeNvml(a_gpu(0), a_gpu(1))))
+        choose_gpus(spec, GpuReader(FakeNvml(a_gpu(0), a_gpu(1))))
 
 
 def test_all_of_no_gpus_is_none() -> None:
     nvml = FakeNvml()
-    assert gpu_indices("all", GpuReader(nvml)) == []
+    assert choose_gpus("all", GpuReader(nvml)) == []
     with pytest.raises(RequestError, match="there are: none"):
-        gpu_indices("0", GpuReader(nvml))
+        choose_gpus("0", GpuReader(nvml))
 
 
 def test_gpus_that_cannot_be_read_are_not_taken_for_none() -> None:
     nvml = FakeNvml()
     nvml.init_error = error(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     with pytest.raises(RequestError, match="version mismatch"):
-        gpu_indices("all", GpuReader(nvml))
+        choose_gpus("all", GpuReader(nvml))
 
 
 # --- the real library ---------------------------------------------------------------------
@@ -325,12 +467,15 @@ def test_a_real_gpu_is_read() -> None:
     for reading in readings:
         assert reading.problem is None
         assert reading.uuid is not None
-        assert reading.uuid.startswith("GPU-")
+        assert reading.uuid.startswith(("GPU-", "MIG-"))
+        assert reading.name
+        assert reading.temperature_c is None or 0 < reading.temperature_c < 120
+        assert reading.ecc_errors is None or reading.ecc_errors >= 0
         assert reading.utilisation_percent is None or 0 <= reading.utilisation_percent <= 100
 
 
 def test_the_real_library_is_called_as_it_wants_to_be() -> None:
     """Every function that is used exists, so that a renamed one is noticed without a GPU."""
     used = {name for name in vars(FakeNvml) if name.startswith("nvml")}
-    assert len(used) == 10
+    assert len(used) == 17
     assert [name for name in used if not callable(getattr(pynvml, name, None))] == []

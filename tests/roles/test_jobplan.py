@@ -95,7 +95,13 @@ def test_the_users_own_variables_come_on_top_but_do_not_choose_gpus() -> None:
 def test_a_job_sees_the_gpus_of_all_its_slots_and_no_other(
     slots: tuple[str, ...], devices: str
 ) -> None:
-    assert visible_devices(tuple(map(WorkerName, slots))) == devices
+    assert visible_devices(tuple(map(WorkerName, slots)), {}) == devices
+
+
+def test_mig_instances_are_named_by_the_uuids_that_cuda_knows_them_by() -> None:
+    slots = (WorkerName("n1-gpu201"), WorkerName("n1-gpu100"))
+    uuids = {100: "MIG-aa", 101: "MIG-bb", 201: "MIG-cc"}
+    assert visible_devices(slots, uuids) == "MIG-aa,MIG-cc"
 
 
 def test_no_credential_of_the_worker_reaches_a_job() -> None:
@@ -132,3 +138,10 @@ def test_times_are_the_jobs_own_or_the_defaults() -> None:
     assert (silent.time_limit_ms, silent.grace_ms, silent.exclusive_ms) == (None, 30_000, None)
     assert silent.claim_boot_ms == 1_000
     assert silent.claim_boot_ms + silent.epoch_offset_ms == 1_800_000_000_000
+
+
+def test_the_signal_before_the_time_limit_is_the_one_asked_for() -> None:
+    asked = plan(time_limit_ms=9, signal="USR1", lead_ms=3)
+    assert (asked.signal, asked.lead_ms) == ("USR1", 3)
+    assert (plan().signal, plan().lead_ms) == ("TERM", 0)
+    assert (plan(lead_ms=3).signal, plan(lead_ms=3).lead_ms) == ("TERM", 3)

@@ -294,7 +294,7 @@ def test_a_second_machine_under_a_living_nodes_name_is_refused(cluster: Cluster)
 
 def test_a_job_can_save_before_its_time_limit(cluster: Cluster) -> None:
     cluster.serve("n1", 1)
-    trap = f'trap \'echo "a.sh $GPUQ_ATTEMPT saved" >>{cluster.witness}; exit 4\' USR1'
+    trap = f"trap 'echo \"a.sh $GPUQ_ATTEMPT saved\" >>{cluster.witness}; exit 4' USR1"
     script = cluster.script("a.sh", trap, "while :; do sleep 0.05; done")
     (job,) = cluster.submit("--time", "1h", "--signal", "USR1@3598", script)
     cluster.wait_for_end(job)

@@ -24,6 +24,7 @@ from ledger.state import Attempt, Job
 from ledger.stores.base import Entry, Lost, Store, Won
 from ledger.timings import Timings
 from roles.context import Context
+from roles.devices import Reading
 from roles.jobplan import JobBase
 from roles.launcher import Plan, RunResult, State
 from roles.processes import Identity, Killed
@@ -333,6 +334,8 @@ class Rig(PlayedLeader):
         self.bucket = MemoryStore(self.clock)
         self.disk = Disk(self.clock, self.effects)
         self.worker: Worker | None = None
+        self.gpu: Reading | None = None
+        """What the slot's GPU says now."""
         self.deaths = 0
         self._rng = random.Random(1)
         self.workers_view = RigStore(self.bucket, self.effects)
@@ -357,7 +360,12 @@ class Rig(PlayedLeader):
             slot=e.Slot(kind="cpu", index=0),
             job_base=JobBase(boot_id=BOOT_ID, env={"PATH": "/bin", "HOME": "/root"}),
         )
-        parts = WorkerParts(launcher=self.disk, spools=self.disk.spools, workspace=self.disk)
+        parts = WorkerParts(
+            launcher=self.disk,
+            spools=self.disk.spools,
+            workspace=self.disk,
+            read_gpu=lambda: self.gpu,
+        )
         self.worker = Worker(context, options, parts)
         return self.worker
 

@@ -24,6 +24,7 @@ from ledger.policy import DISCIPLINES, Organization, Policy, Pool
 from ledger.projection import Projection
 from ledger.state import State
 from scheduling.decide import Scheduler
+from scheduling.placement import Fleet, Shape
 from scheduling.turn import take_turn
 from tests.scheduling.checks import History
 from tests.scheduling.processes import Process, Processes
@@ -286,9 +287,12 @@ class Histories(RuleBasedStateMachine):
                     processes.end(process, outcome="exited", rc=0)
             for ref in world.state.revoking:
                 processes.settle_claim(ref)
+        fleet = Fleet(world.state)
         for job in world.state.jobs.values():
-            is_waiting = job.state is JobState.PENDING
-            can_never_run = is_waiting and world.state.flows[job.placed.flow].blocked
+            shape = Shape.of(job.placed)
+            can_never_run = job.state is JobState.PENDING and not fleet.serves(
+                job.placed.pool, shape
+            )
             assert job.state.ended or can_never_run or job.state is JobState.HELD, job
         assert all(clock.running == 0 for clock in world.state.pools.values())
 

@@ -12,6 +12,7 @@ from ledger.names import JobId
 from ledger.policy import Policy, Pool
 from ledger.projection import Projection
 from ledger.state import Phase, State
+from scheduling.admission import ARRIVAL_MS
 from scheduling.explain import Explainer
 from scheduling.queues import Waiting
 from tests.world import World, assigned_job, lost_job, running_job, sha256_of, world_of_one_node
@@ -220,6 +221,23 @@ def test_an_assigned_job_is_taken_back_before_it_moves() -> None:
     check_replays(world)
 
 
+def test_a_job_that_was_taken_back_gets_no_credit_in_its_new_pool() -> None:
+    world = two_pools()
+    for _ in range(3):
+        other = running_job(world, organization="b", pool="other", estimate_ms=5_000)
+        world.at += 5_000
+        world.finish(other)
+    running_job(world, organization="b", pool="other")
+    job = assigned_job(world, organization="a")
+    world.move(job, "other")
+    world.turn()
+    world.claim(job, "revoke")
+    world.turn()
+    reached = world.state.pools["other"].virtual_time
+    assert reached > 0
+    assert world.projection.flow_of(world.job(job)).since == reached
+
+
 def test_a_job_that_had_begun_does_not_move() -> None:
     world = two_pools()
     job = assigned_job(world)
@@ -403,7 +421,8 @@ def test_a_retried_job_waits_behind_those_that_wait() -> None:
 
 def test_what_is_done_or_impossible_or_open_is_not_retried() -> None:
     world = world_of_one_node()
-    done, impossible = running_job(world), world.submit(slots=9)
+    world.turn(after_ms=ARRIVAL_MS)
+    done, impossible = running_job(world), world.submit(gpu_type="h100")
     world.finish(done)
     world.turn()
     runs = running_job(world)
@@ -449,6 +468,26 @@ def test_a_retried_job_whose_node_returns_first_goes_on_there() -> None:
     assert (world.job(job).state, world.attempt(job).phase) == (JobState.RUNNING, Phase.STARTED)
     assert counts(world, "default") == (0, 0)  # it was settled when it was lost
     check_replays(world)
+
+
+# --- a signal before the time limit -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (
+            {"signal": "KILL", "lead_ms": 5},
+            "no signal 'KILL'; signals are HUP, INT, QUIT, USR1, USR2, ALRM, TERM, CONT, URG",
+        ),
+        ({"signal": "USR1", "lead_ms": -5}, "times and sizes cannot be negative"),
+    ],
+)
+def test_a_signal_that_no_runner_knows_is_rejected(spec: dict[str, object], reason: str) -> None:
+    world = world_of_one_node()
+    job = world.submit(**spec)  # type: ignore[arg-type]
+    world.turn()
+    assert (world.job(job).state, world.job(job).reason) == (JobState.REJECTED, reason)
 
 
 # --- cancel -----------------------------------------------------------------------------

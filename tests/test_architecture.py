@@ -170,4 +170,4 @@ def test_a_forbidden_import_breaks_its_contract(
         source.write(f"\n{line}\n")
     verdict = lint_imports(packages)
     assert verdict.returncode == 1, verdict.stdout
-    assert re.search(rf"^{re.escape(contract)}.* BROKEN$", verdict.stdout, re.MULTILINE)
+    assert re.search(rf"^{re.escape(contract)}.* BROKEN\b", verdict.stdout, re.MULTILINE)

@@ -1,6 +1,6 @@
-"""kill -9 of the store's server while jobs run, and its restart on what its disk holds.
+"""kill -9 of the store's server, of a supervisor and of a runner while jobs run.
 
-Killed workers, leaders and whole nodes are in the other files of this folder.
+Killed workers, leaders, commands and whole nodes are in the other files of this folder.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ledger.events import JobState
+from ledger.names import WorkerName
 from tests import servers
-from tests.e2e.cluster import Place
+from tests.e2e.cluster import Cluster, Place
 from tests.e2e.conftest import StartCluster, place_on
 from tests.servers import Server
 from tests.waiting import wait_until
@@ -112,3 +114,71 @@ def test_a_server_that_is_killed_and_comes_back_has_cost_nothing(
     assert [shown[job]["rc"] for job in jobs] == [0, 5, 6, 0]
     assert cluster.logs(through) == b"before\nafter\n"
     assert cluster.verified()["ended_jobs"] == len(jobs)
+
+
+# --- processes of a node
+
+
+def find_process(cluster: Cluster, *words: str) -> psutil.Process:
+    """The one process of the cluster whose command line holds these words, or paths so named."""
+    found = []
+    for process in cluster.processes():
+        with suppress(psutil.NoSuchProcess):
+            parts = process.cmdline()
+            if set(words) <= {*parts, *(Path(part).name for part in parts)}:
+                found.append(process)
+    (process,) = found
+    return process
+
+
+def test_a_supervisor_that_was_killed_keeps_alive_what_its_former_self_started(
+    folder_place: Place, folder: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(folder, folder_place, time_scale=TIME_SCALE)
+    cluster.init()
+    cluster.serve("n1", 1)
+    worker = WorkerName("n1-cpu0")
+    cluster.script("long.sh", "echo on", cluster.gate("end"), rc=7)
+    (job,) = cluster.submit("long.sh")
+    number = cluster.wait_for_begin("long.sh")
+    former = cluster.worker(worker)
+
+    supervisor = find_process(cluster, "supervisor", "n1")
+    supervisor.kill()
+    supervisor.wait(DEADLINE_S)
+    cluster.start_node("n1", 1)
+    cluster.wait_until(
+        lambda: "node n1 serves" in (folder / "n1.log").read_text(),
+        deadline_s=DEADLINE_S,
+        what="it is back",
+    )
+    assert cluster.worker(worker) == former
+    cluster.kill_worker(worker)
+    cluster.open_gate("end")
+    cluster.wait_for_end(job)
+
+    assert cluster.runs_of("long.sh") == [(number, "begin"), (number, "end")]
+    assert cluster.job(job).attempts[-1].rc == 7
+    assert cluster.verified()["epochs"] >= 1
+
+
+def test_a_job_whose_runner_was_killed_is_lost_with_the_reason_and_leaves_a_free_slot(
+    folder_place: Place, folder: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(folder, folder_place, time_scale=TIME_SCALE)
+    cluster.init()
+    cluster.serve("n1", 1)
+    cluster.script("orphan.sh", "(trap '' TERM; setsid sleep 300) &", cluster.gate("never"))
+    cluster.script("next.sh")
+    (orphan,) = cluster.submit("orphan.sh")
+    cluster.wait_for_state(orphan, JobState.RUNNING)
+    cluster.wait_for_begin("orphan.sh")
+    find_process(cluster, "runner.py").kill()
+    (following,) = cluster.submit("next.sh")
+    cluster.wait_for_end(orphan, following)
+
+    lost = cluster.job(orphan)
+    assert (lost.state, lost.attempts[-1].rc) == (JobState.NODE_FAIL, None)
+    assert lost.attempts[-1].reason == "its runner died"
+    assert cluster.job(following).state is JobState.COMPLETED
+    assert not [p for p in cluster.processes() if p.name() == "sleep"]

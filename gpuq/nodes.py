@@ -28,6 +28,7 @@ CUTS = (
 STALE_BEATS = 2
 """A beat older than this many beat intervals (2 minutes by default) is marked."""
 
+
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
     """One worker, beside its node and what the newest beat says of its slot."""
 
@@ -117,8 +118,15 @@ def _cells(view: View, row: _Row, stale_ms: int) -> tuple[str, ...]:
         "" if utilisation is None else f"{utilisation}%",
         "" if occupant is None else f"{occupant.job}.{occupant.attempt}",
         ("none" if age_ms is None else short_duration(age_ms)) + mark,
-        printable(_standing(view, row, stale_ms)),
+        printable("; ".join((_standing(view, row, stale_ms), *_errors(slot)))),
     )
+
+
+def _errors(slot: SlotBeat) -> list[str]:
+    """What the GPU has told of that is no reason yet to give it no jobs."""
+    ecc = f"{slot.ecc_errors} ECC errors" if slot.ecc_errors else ""
+    xid = f"XID {slot.xid}" if slot.xid is not None else ""
+    return [error for error in (ecc, xid) if error]
 
 
 def _memory(worker: Worker, slot: SlotBeat) -> str:
@@ -151,6 +159,8 @@ def _node_json(view: View, row: _Row, stale_ms: int) -> dict[str, Any]:
         "drained": row.node.drained,
         "drained_by": row.node.drained_by if row.node.drained else "",
         "empty": _is_empty(view, row.node),
+        "blocked": row.node.health.blocked,
+        **times(probe_at=row.node.health.until or None),
         **times(beat_at=None if row.beat is None else row.beat.at),
         "beat_age_ms": _beat_age_ms(view, row),
         "beat_is_stale": _is_stale(view, row, stale_ms),
@@ -175,6 +185,8 @@ def _worker_json(view: View, row: _Row, stale_ms: int) -> dict[str, Any]:
         "memory_used_bytes": slot.memory_used_bytes if slot is not None else None,
         "utilisation_percent": slot.utilisation_percent if slot is not None else None,
         "temperature_c": slot.temperature_c if slot is not None else None,
+        "ecc_errors": slot.ecc_errors if slot is not None else None,
+        "xid": slot.xid if slot is not None else None,
         "alive": slot.alive if slot is not None else None,
         "job": worker.occupant.job if worker.occupant is not None else None,
         "attempt": worker.occupant.attempt if worker.occupant is not None else None,

@@ -44,8 +44,9 @@ class Dispatcher:
         self._loaded = False
         self._sign_ms = 0
         self._followed_ms = 0
+        self._page_at = 0
         self._page_ms: int | None = None
-        """When the newest page was made (boot clock)."""
+        """When the newest page was made: as it says, and on the boot clock."""
         self._sign_key = ""
         self._next_beats_look_ms = 0
         self._refusal = ""
@@ -73,7 +74,8 @@ class Dispatcher:
                 self._neighbours.mark_following()
         except FencedError as error:
             log.info("stepped down", node=self._node, reason=str(error))
-            self._page_ms = self._leader.page_ms if self._leader else self._page_ms
+            if self._leader is not None:
+                self._page_at, self._page_ms = self._leader.page_at, self._leader.page_ms
             self._leader = None
             self._loaded = False
         except TransientError as error:
@@ -101,9 +103,7 @@ class Dispatcher:
         else:
             self._journal.load()
             pages = []
-            if self._page_ms is None:
-                self._note_page(prompt=False)
-            self._sign_ms = self._first_sign_ms()
+            self._note_load()
             self._loaded = True
         for page in pages:
             self._saw_leader()
@@ -117,6 +117,20 @@ class Dispatcher:
         if self._leader_is_silent():
             self._take_over()
 
+    def _note_load(self) -> None:
+        """Judge the silence before this process began by stamps, and never again by them.
+
+        One that led or lost meanwhile may have a wrong clock: it waits for a lease, and takes
+        a page that it did not see coming for one that was made just now.
+        """
+        if self._page_ms is None:
+            self._note_page(prompt=False)
+            self._sign_ms = self._first_sign_ms()
+            return
+        self._saw_leader()
+        if self._page_at != self._journal.projection.state.at:
+            self._note_page(prompt=True)
+
     def _note_page(self, *, prompt: bool) -> None:
         """Note when the newest page was made, on the boot clock.
 
@@ -124,7 +138,8 @@ class Dispatcher:
         this clock is trusted once; later steps of it are noticed by the difference.
         """
         store, clock = self._context.store, self._context.clock
-        age_ms = 0 if prompt else max(0, store.clock_ms() - self._journal.projection.state.at)
+        self._page_at = self._journal.projection.state.at
+        age_ms = 0 if prompt else max(0, store.clock_ms() - self._page_at)
         self._page_ms = clock.boot_ms() - age_ms
 
     def _first_sign_ms(self) -> int:

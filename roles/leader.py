@@ -65,7 +65,7 @@ class Leader:
         self._prepared = False
         """The projection holds a page that is not known to be in."""
         self._delivered: dict[WorkerName, int] = {}
-        self._page_at = -1
+        self.page_at = -1
         self.page_ms = 0
         """When the newest page was made, on the journal's clock and on the boot clock."""
         self._next_beat_ms = 0
@@ -113,11 +113,11 @@ class Leader:
 
     def _note_page(self, *, age_ms: int) -> None:
         """The newest page was made ``age_ms`` ago."""
-        self._page_at, self.page_ms = self._state.at, self._context.clock.boot_ms() - age_ms
+        self.page_at, self.page_ms = self._state.at, self._context.clock.boot_ms() - age_ms
 
     def _check_clock(self) -> None:
         """Raise FencedError where this clock has left the journal's since the last page."""
-        off_ms = self._context.store.clock_ms() - self._page_at
+        off_ms = self._context.store.clock_ms() - self.page_at
         silence_ms = self._context.clock.boot_ms() - self.page_ms
         if abs(off_ms) > SKEW_MAX_MS + silence_ms:
             raise FencedError(f"the store's clock is {off_ms // 1000} s off the journal's")
@@ -240,7 +240,7 @@ class Leader:
         self._journal.load()
         self._take_over_journal()
         self._prepared = False
-        if self._page_at != self._state.at:
+        if self.page_at != self._state.at:
             self._note_page(age_ms=max(0, self._context.store.clock_ms() - self._state.at))
 
     # -- acting, only after the page is in

@@ -68,6 +68,12 @@ KINDS: dict[Section, Body] = {
     **tags("Mailboxes", e.AnyMessage),
 }
 
+CHECKPOINTED: tuple[Body, ...] = (
+    checkpoint.Checkpoint, state.State, state.Job, state.Placement, state.Attempt,
+    state.ArchivedJob, state.Worker, state.Node, state.NodeHealth, state.FastFailure,
+    state.CommandRecord, state.Reservation, Flow, PoolClock,
+)  # fmt: skip
+
 BODIES: dict[Section, Body] = {
     ("gpuq.json", ""): e.LedgerInfo,
     **{("Facts", body.__name__): body for body in (e.Fact, e.WorkerFact, e.JobSpec, e.Slot)},
@@ -77,25 +83,7 @@ BODIES: dict[Section, Body] = {
     **{("Beats", body.__name__): body for body in (e.Beat, e.SlotBeat)},
     **{("The journal", body.__name__): body for body in (e.Page, e.Posted)},
     ("Claims", "Claim"): e.Claim,
-    **{
-        ("Checkpoints", body.__name__): body
-        for body in (
-            checkpoint.Checkpoint,
-            state.State,
-            state.Job,
-            state.Placement,
-            state.Attempt,
-            state.ArchivedJob,
-            state.Worker,
-            state.Node,
-            state.NodeHealth,
-            state.FastFailure,
-            state.CommandRecord,
-            state.Reservation,
-            Flow,
-            PoolClock,
-        )
-    },
+    **{("Checkpoints", body.__name__): body for body in CHECKPOINTED},
 }
 
 UNIONS = {

@@ -72,3 +72,35 @@ def test_a_reading_that_is_not_there_is_absent(gpuq: Gpuq, h100: Fleet) -> None:
 
 def test_a_ledger_without_workers_says_how_to_start_some(gpuq: Gpuq) -> None:
     assert gpuq("nodes").out == "no worker serves this ledger: start some with 'gpuq up'\n"
+
+
+def test_what_a_gpu_tells_of_is_shown_beside_its_state(gpuq: Gpuq, fleet: Fleet) -> None:
+    fleet.ready("n1-gpu0", gpu="NVIDIA H100 80GB HBM3")
+    fleet.post()
+    fleet.beat("n1", {"n1-gpu0": SlotBeat(alive=True, ecc_errors=3, xid=94)})
+    assert gpuq("nodes").out.splitlines()[1].endswith("  ok; 3 ECC errors; XID 94")
+    (node,) = gpuq("nodes", "--json").json["nodes"]
+    (worker,) = node["workers"]
+    assert (worker["ecc_errors"], worker["xid"], worker["state"]) == (3, 94, "ok")
+    assert (node["blocked"], node["probe_at"]) == ("", None)
+
+
+def test_a_node_whose_jobs_fail_is_shown_as_blocked_and_undrain_frees_it(
+    gpuq: Gpuq, fleet: Fleet
+) -> None:
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    for number, organization in enumerate(("a", "b", "a")):
+        job = gpuq("submit", "-q", "--org", organization, "--", "sh", "-c", f"exit {number}").out
+        fleet.post()
+        fleet.start(job.strip())
+        fleet.finish(job.strip(), rc=number + 1)
+        fleet.post()
+    state = "node n1 is blocked (3 jobs in a row ("
+    assert state in gpuq("nodes").out
+    (node,) = gpuq("nodes", "--json").json["nodes"]
+    assert node["workers"][0]["state"].startswith(state)
+    assert node["blocked"].endswith("one job tries it after 10 min, or 'gpuq undrain n1'")
+    gpuq("undrain", "n1")
+    fleet.post()
+    assert gpuq("nodes", "--json").json["nodes"][0]["blocked"] == ""

@@ -8,13 +8,15 @@ imported only where one is run.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import msgspec
 import typer
@@ -28,6 +30,7 @@ from ledger.clock import SystemClock
 from ledger.errors import RequestError
 from ledger.events import Slot
 from ledger.names import WORKER, NodeName, WorkerName, check_name, worker_name
+from ledger.spool import disk_refused
 
 if TYPE_CHECKING:
     from roles.context import Context
@@ -299,15 +302,20 @@ def _context(client: Client) -> Context:
     from roles.context import Context
     from roles.processes import machine_id
 
+    state_dir = client.settings.state_dir
+    try:
+        machine = machine_id(state_dir)
+    except OSError as error:
+        raise disk_refused(state_dir, error) from error
     return Context(
         store=client.store,
         ledger=client.ledger,
         clock=client.clock,
         rng=client.rng,
         timings=client.settings.timings,
-        state_dir=client.settings.state_dir,
+        state_dir=state_dir,
         host=client.settings.host,
-        machine=machine_id(client.settings.state_dir),
+        machine=machine,
     )
 
 
@@ -340,6 +348,19 @@ def _told(text: str, action: Callable[[], None]) -> None:
     action()
 
 
+class _Stderr(io.TextIOBase):
+    """stderr, as far as it can be written: a full disk behind it must end no role."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
 def _log_to_stderr() -> None:
     """One line an event, with its UTC time; readable, and plain enough for grep."""
     import structlog
@@ -350,5 +371,5 @@ def _log_to_stderr() -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Stderr())),
     )

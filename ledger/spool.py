@@ -149,7 +149,7 @@ class DirectorySpools:
             fd = _create_locked(file)
             _sync_folder(self._path)
         except OSError as error:
-            raise _refused(file, error) from error
+            raise disk_refused(file, error) from error
         return DirectorySpool(writer, file, fd)
 
     def abandoned(self) -> Iterator[DirectorySpool]:
@@ -169,7 +169,7 @@ class DirectorySpools:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _refused(file, error) from error
+            raise disk_refused(file, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -214,7 +214,7 @@ class DirectorySpool:
             # Unlinked while it is locked: who opened it meanwhile sees that it is gone.
             self._file.unlink()
         except OSError as error:
-            raise _refused(self._file, error) from error
+            raise disk_refused(self._file, error) from error
         finally:
             self.close()
 
@@ -229,7 +229,7 @@ class DirectorySpool:
             # Whoever drains this spool must not find what its reporter was refused.
             with contextlib.suppress(OSError):
                 self._cut()
-            raise _refused(self._file, error) from error
+            raise disk_refused(self._file, error) from error
         self._whole_bytes += len(line)
 
     def _cut(self) -> None:
@@ -285,8 +285,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _refused(file: Path, error: OSError) -> RequestError:
-    """The disk does not take what must be durable before it is sent; with the mend."""
+def disk_refused(file: Path, error: OSError) -> RequestError:
+    """The disk does not take what this machine must keep; with the mend."""
     mend = {
         errno.ENOSPC: "free some space there",
         errno.EDQUOT: "free some of your quota there",

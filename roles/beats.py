@@ -8,6 +8,7 @@ is not to be had is absent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ledger.events import Beat, Slot, SlotBeat
 from ledger.names import NodeName, WorkerName, WriterName
@@ -15,6 +16,9 @@ from roles.context import Context
 from roles.devices import Reading
 from roles.host import Host
 from roles.status import WorkerStatus
+
+DISK_FREE_MIN_BYTES = 16 * 1024 * 1024
+"""With less than this where it keeps its state a node starts nothing."""
 
 
 def node_beat(
@@ -28,6 +32,8 @@ def node_beat(
     """The beat of this node now; ``BeatWriter`` numbers it. Reads local files only."""
     by_index = {reading.index: reading for reading in readings}
     statuses = {name: host.status(name) for name in slots}
+    free_bytes = host.free_bytes()
+    disk_problem = _disk_problem(context.state_dir, free_bytes)
     now_ms = context.store.clock_ms()
     return Beat(
         writer=WriterName(""),
@@ -38,10 +44,16 @@ def node_beat(
         machine=context.machine,
         pool=pool,
         slots={
-            name: _slot_beat(slot, statuses[name], by_index.get(slot.index), alive=host.runs(name))
+            name: _slot_beat(
+                slot,
+                statuses[name],
+                by_index.get(slot.index),
+                alive=host.runs(name),
+                disk_problem=disk_problem,
+            )
             for name, slot in slots.items()
         },
-        disk_free_bytes=host.free_bytes(),
+        disk_free_bytes=free_bytes,
         uptime_ms=context.clock.boot_ms(),
         clock_offset_ms=now_ms - context.clock.wall_ms(),
         pending_facts=sum(status.pending_facts for status in statuses.values() if status),
@@ -53,10 +65,23 @@ def node_beat(
     )
 
 
+def _disk_problem(state_dir: Path, free_bytes: Mapping[str, int]) -> str:
+    """Why this machine must start nothing: a worker cannot say so where nothing can be kept."""
+    free = free_bytes.get(str(state_dir))
+    if free is None or free >= DISK_FREE_MIN_BYTES:
+        return ""
+    return f"the disk of {state_dir} is full: free some space there"
+
+
 def _slot_beat(
-    slot: Slot, status: WorkerStatus | None, reading: Reading | None, *, alive: bool
+    slot: Slot,
+    status: WorkerStatus | None,
+    reading: Reading | None,
+    *,
+    alive: bool,
+    disk_problem: str,
 ) -> SlotBeat:
-    problem = status.problem if status else ""
+    problem = disk_problem or (status.problem if status else "")
     if slot.kind != "gpu":
         reading = None
     elif reading is None:

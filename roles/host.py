@@ -7,12 +7,13 @@ whoever started it. The simulation puts its own ``Host`` in the place of ``Local
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import structlog
 
@@ -114,9 +115,7 @@ class LocalHost:
         return True
 
     def _start_detached(self, name: str) -> None:
-        log_file = self._folder / "log" / f"{name}.log"
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("ab") as output:
+        with self._open_log(name) as output:
             self._children[name] = subprocess.Popen(
                 self._argv[name],
                 stdin=subprocess.DEVNULL,
@@ -124,6 +123,16 @@ class LocalHost:
                 stderr=output,
                 start_new_session=True,
             )
+
+    def _open_log(self, name: str) -> BinaryIO:
+        """Where its output goes: nowhere if the disk does not take the file."""
+        log_file = self._folder / "log" / f"{name}.log"
+        try:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            return log_file.open("ab")
+        except OSError as error:
+            log.warning("no log", process=name, reason=str(error))
+            return open(os.devnull, "ab")
 
     def runs(self, name: str) -> bool:
         child, in_window = self._children.get(name), self._in_windows.get(name)
@@ -171,7 +180,7 @@ class LocalHost:
 
     def free_bytes(self) -> dict[str, int]:
         free = {}
-        for path in _DISKS:
+        for path in (*_DISKS, str(self._context.state_dir)):
             try:
                 free[path] = shutil.disk_usage(path).free
             except OSError:

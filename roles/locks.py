@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from ledger.clock import Clock
+from ledger.spool import disk_refused
 
 _TRIES = 5
 _PAUSE_MS = 50
@@ -25,9 +26,15 @@ class FileLock:
 
     @staticmethod
     def try_take(path: Path) -> FileLock | None:
-        """The lock, or None where somebody else holds it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """The lock, or None where somebody else holds it.
+
+        Raises RequestError where the disk does not take the file.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise disk_refused(path, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

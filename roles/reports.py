@@ -7,12 +7,14 @@ noted so that no later incarnation takes the attempt for lost.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TypedDict
 
 import structlog
 from msgspec.structs import replace
 
 from ledger import events as e
+from ledger.errors import RequestError
 from ledger.events import AttemptRef
 from ledger.keys import attempt_name
 from ledger.names import NodeName, WorkerName
@@ -81,13 +83,18 @@ class Reports:
         log.info("started", attempt=attempt_name(ref.job, ref.attempt))
 
     def ended(self, end: e.AttemptFinished | e.AttemptLost) -> int:
-        """Sign and report an end; the number of its fact."""
+        """Sign and report an end; the number of its fact.
+
+        It is reported when the spool has it, whatever becomes of the notes: without them
+        the next incarnation reports it once more, which counts for nothing.
+        """
         signed = replace(end, worker=self._worker, cursor=self._mailbox.cursor)
         number = self._report(signed)
         name = attempt_name(end.job, end.attempt)
         self._notes.reported = [*self._notes.reported, name][-REPORTED_MAX:]
         log.info("ended", attempt=name, reason=end.reason)
-        self._workspace.write_notes(self._notes)
+        with contextlib.suppress(RequestError):
+            self._workspace.write_notes(self._notes)
         return number
 
     def skipped(self) -> None:

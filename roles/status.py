@@ -6,6 +6,7 @@ anything: a reader of a missing or damaged one goes on without.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -36,10 +37,12 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def write_status(worker_dir: Path, status: WorkerStatus) -> None:
-    """Replace the status whole. Raises OSError where the disk does not take it."""
+    """Replace the status whole; what stood there stays where the disk does not take it."""
     fresh = worker_dir / f"{_NAME}.new"
-    fresh.write_bytes(msgspec.json.encode(status))
-    fresh.replace(worker_dir / _NAME)
+    # A full disk is already told of by whatever else it refuses.
+    with contextlib.suppress(OSError):
+        fresh.write_bytes(msgspec.json.encode(status))
+        fresh.replace(worker_dir / _NAME)
 
 
 def read_status(worker_dir: Path) -> WorkerStatus | None:

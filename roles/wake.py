@@ -76,11 +76,15 @@ def wake(path: Path) -> None:
 
 
 def mark_following(path: Path, clock: Clock) -> None:
-    """Say that this machine's workers will be woken when a page concerns them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Say that this machine's workers will be woken when a page concerns them.
+
+    Where the disk does not take it, they look into their mailboxes more often.
+    """
     fresh = path.with_suffix(".new")
-    fresh.write_text(str(clock.boot_ms()))
-    fresh.replace(path)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(str(clock.boot_ms()))
+        fresh.replace(path)
 
 
 def is_followed(path: Path, clock: Clock) -> bool:

@@ -9,7 +9,6 @@ ledger says it again, later. The simulation puts its own ``Workspace`` in the pl
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from pathlib import Path
 from typing import Protocol
@@ -130,9 +129,7 @@ class LocalWorkspace:
             ) from error
 
     def write_status(self, status: WorkerStatus) -> None:
-        # A hint, and a full disk is already told of by whatever else it refuses.
-        with contextlib.suppress(OSError):
-            write_status(self._folder, status)
+        write_status(self._folder, status)
 
     def is_followed(self) -> bool:
         return is_followed(self._following, self._context.clock)

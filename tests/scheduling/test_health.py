@@ -16,7 +16,8 @@ from ledger import events as e
 from ledger.checkpoint import encode_checkpoint
 from ledger.events import JobState, Liveness
 from ledger.names import JobId, NodeName
-from ledger.state import NodeHealth
+from ledger.policy import Policy, Pool
+from ledger.state import NodeHealth, Phase
 from tests.scheduling.test_histories import SLOTS, Histories
 from tests.world import World
 
@@ -153,6 +154,17 @@ def test_what_blocks_a_node_is_said_and_it_takes_no_job(world: World) -> None:
     assert [world.job(j).state for j in waiting[2:]] == [JobState.PENDING] * 2
 
 
+def test_a_job_that_was_told_to_stop_says_nothing_of_its_node(world: World) -> None:
+    run(world, "x", N1)
+    run(world, "y", N1, "b")
+    stopped = begin(world, "z", N1)
+    world.cancel(stopped)
+    world.turn()
+    world.finish(stopped, rc=1)
+    world.turn()
+    assert not health(world).blocked
+
+
 # --- what becomes of the jobs
 
 
@@ -179,6 +191,25 @@ def test_what_never_ran_is_given_back_and_what_ran_has_failed(
     run(world, "y", N1, "b")
     third = run(world, "z", N1, outcome=outcome, rc=127)
     assert world.job(third).state is state
+
+
+def test_a_cancelled_job_is_not_given_back(world: World) -> None:
+    run(world, "x", N1)
+    run(world, "y", N1, "b")
+    third = begin(world, "z", N1, idempotent=True)
+    world.cancel(third)
+    world.finish(third, rc=1)
+    world.turn()
+    assert health(world).blocked
+    assert world.job(third).state is JobState.FAILED
+
+
+def test_what_fails_elsewhere_too_is_not_given_back(world: World) -> None:
+    run(world, "p", N2)
+    make_bad(world)
+    probe_opens(world)
+    probe = run(world, "p", N1, idempotent=True)
+    assert world.job(probe).state is JobState.FAILED
 
 
 def test_what_still_ran_there_and_fails_later_is_given_back_as_well(world: World) -> None:
@@ -213,6 +244,9 @@ def test_a_job_is_given_back_three_times_and_its_fourth_failure_stands(world: Wo
     assert states == [JobState.PENDING] * 3 + [JobState.FAILED]
     assert world.job(job).requeues == 0
     assert health(world).pause_ms == 160 * MINUTE_MS  # 10, 20, 40, 80, 160
+    probe_opens(world)
+    run(world, "another", N1)
+    assert health(world).pause_ms == 160 * MINUTE_MS
 
 
 # --- probing
@@ -280,6 +314,39 @@ def test_a_probe_that_shows_nothing_is_followed_by_another(world: World, how: st
     assert health(world).pause_ms == 10 * MINUTE_MS
     run(world, "q", N1, rc=0)
     assert health(world) == NodeHealth()
+
+
+def test_a_probe_whose_node_is_silent_is_followed_by_another_in_the_same_page(
+    world: World,
+) -> None:
+    make_bad(world)
+    probe_opens(world)
+    probe = begin(world, "p", N1)
+    world.node_is("n1", Liveness.GONE)
+    world.turn()
+    assert world.attempt(probe).phase is Phase.LOST
+    assert (health(world).probing, health(world).probe) == (True, None)
+
+
+def test_a_probe_closes_its_node_to_what_was_reserved_there() -> None:
+    """Also where it serves another pool, which was looked at before."""
+    for pool in ("p1", "p2"):
+        pools = {"p1": Pool(workers=("n1-cpu0", "n1-cpu1")), "p2": Pool(workers=("n1-cpu2",))}
+        world = World(Policy(pools=pools))
+        world.node_up("n1", 3)
+        world.turn()
+        begin(world, "long", N1, pool="p1", estimate_ms=60 * MINUTE_MS)
+        for command, organization in (("x", "a"), ("y", "b"), ("z", "a")):
+            run(world, command, "n1-cpu1", organization, pool="p1")
+        wide = world.submit("c", argv=("wide",), pool="p1", slots=2)
+        world.turn()
+        small = world.submit("c", argv=("s",), pool=pool, time_limit_ms=1_000)
+        world.turn(after_ms=10 * MINUTE_MS)
+        assert health(world).probe == e.AttemptRef(small, 1)
+        assert e.ReservationEnded(job=wide, pool="p1") in world.pages[-1].decisions
+        assert world.state.reservations == {}
+        assert world.state.flows[world.job(wide).spec.flow].blocked
+        assert encode_checkpoint(world.fold().state) == encode_checkpoint(world.state)
 
 
 def test_undrain_frees_a_blocked_node_at_once(world: World) -> None:
@@ -369,6 +436,15 @@ def test_only_so_many_commands_are_remembered_the_newest(world: World) -> None:
     assert proven == [False, False]
     world.pages.clear()
     world.projection = world.fold()
+
+
+def test_of_a_command_only_so_many_nodes_are_remembered(world: World) -> None:
+    for number in range(3, 13):
+        world.node_up(f"n{number}", 1)
+        world.turn()
+        run(world, "c", f"n{number}-cpu0", rc=0)
+    (record,) = world.state.commands.values()
+    assert record.succeeded_on == [f"n{number}" for number in range(5, 13)]
 
 
 # --- any history

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from simulation.__main__ import run_seed
 from simulation.variants import VARIANTS
@@ -15,6 +18,14 @@ KEPT: dict[str, list[int]] = json.loads((Path(__file__).parent / "kept_seeds.jso
 
 SEEDS = range(40)
 """Of the true protocol; ``make soak`` and CI run many more."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """A failing seed is told by its breach; what the roles log fills screens."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
 
 
 def test_every_variant_has_kept_seeds() -> None:

@@ -4,12 +4,15 @@ libfaketime 0.9 takes the deadline of an absolute ``clock_nanosleep``, which is 
 sleeps, for one on a faked clock, even where that clock is left alone.
 """
 
+from __future__ import annotations
+
 import select
 import time
+from typing import SupportsIndex
 
 
-def sleep(seconds: float) -> None:
-    select.select([], [], [], seconds)
+def wait(seconds: float | SupportsIndex) -> None:
+    select.select([], [], [], float(seconds))
 
 
-time.sleep = sleep
+time.sleep = wait

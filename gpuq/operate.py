@@ -214,9 +214,7 @@ def retry(context: typer.Context, jobs: Jobs) -> None:
     client, view, ids = select_jobs(context, jobs)
     retried = [_check_retry(view, job_id) for job_id in ids]
     for job in retried:
-        fact = RetryRequested(
-            job=job.id, at=client.store.clock_ms(), by=client.settings.user.value
-        )
+        fact = RetryRequested(job=job.id, at=client.store.clock_ms(), by=client.settings.user.value)
         client.send(fact, f"the retry of {job.id}")
         print(line_of(view, job.id, f"waits again, for attempt {len(job.attempts) + 1}"))
     _warn_of_lost(retried)

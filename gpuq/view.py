@@ -119,7 +119,7 @@ def newest_beats(store: Store, now_ms: int, back_ms: int) -> dict[str, BeatSeen]
 
 def _copy(state: State) -> State:
     """The journal's own state must stay what its pages say. O(state)."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=State)
+    return msgspec.json.decode(msgspec.json.encode(state), type=State)
 
 
 def _leadership(store: Store, timings: Timings, state: State) -> Leadership:

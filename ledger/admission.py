@@ -18,11 +18,13 @@ from ledger.events import (
     FactRefused,
     Header,
     Posted,
+    WorkerFact,
+    WorkerReady,
     decode_fact,
     encode,
 )
-from ledger.keys import FactKey
-from ledger.names import JOB_ID
+from ledger.keys import MESSAGES_MAX, FactKey
+from ledger.names import JOB_ID, WORKER
 from ledger.timings import FACT_MAX_BYTES
 
 _WRAPPING_BYTES = 64
@@ -71,6 +73,8 @@ def judge(key: FactKey, body: bytes, *, too_old: bool) -> Verdict:
         except (msgspec.DecodeError, RecursionError) as error:
             reason = f"its body cannot be read: {error}"
         else:
+            reason = _impossible(posted.fact)
+        if not reason:
             size = len(posted.key) + len(body) + _WRAPPING_BYTES
             return Verdict(key=key, posted=posted, prev=prev, page_bytes=size)
     return _refused(key, reason, job=_job_of(envelope), prev=prev)
@@ -89,6 +93,25 @@ def _mismatch(key: FactKey, envelope: _Envelope) -> str:
         return f"its kind {envelope.kind[:32]!r} is not known to this gpuq: upgrade gpuq"
     if (envelope.writer, envelope.n, envelope.kind) != (key.writer, key.n, key.kind):
         return "its body names another writer, number or kind than its key"
+    return ""
+
+
+def _impossible(fact: AnyFact) -> str:
+    """Why no worker of ours can have said this; empty where one can.
+
+    A name or number that no key can hold would stop every leader that acts on it.
+    """
+    if not isinstance(fact, WorkerFact):
+        return ""
+    match = WORKER.fullmatch(fact.worker)
+    if match is None:
+        return f"{fact.worker[:80]!r} is not the name of a worker"
+    if fact.writer.partition("~")[0] != fact.worker:
+        return "its writer is not the worker of which it speaks"
+    if isinstance(fact, WorkerReady) and fact.node != match[1]:
+        return f"{fact.worker} is no worker of node {fact.node[:80]!r}"
+    if not 0 <= fact.cursor < MESSAGES_MAX:
+        return f"its cursor {fact.cursor} is none"
     return ""
 
 

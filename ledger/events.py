@@ -439,6 +439,8 @@ class RunMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     job: JobSpec
     attempt: int
     slots: tuple[WorkerName, ...]
+    machine: str = ""
+    """Of the worker's node when this was decided: on another one it is not for that worker."""
 
 
 class StopMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="stop"):
@@ -453,6 +455,7 @@ class StopMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     attempt: int
     reason: str
     grace_ms: int = 0
+    machine: str = ""
 
 
 AnyMessage = RunMessage | StopMessage

@@ -25,6 +25,9 @@ LOGS = "logs/"
 CHECKPOINTS = "checkpoints/"
 PROBE = "probe/"
 
+MESSAGES_MAX = 100_000_000
+"""A mailbox holds fewer messages than this: their numbers have eight digits."""
+
 _TOP_SEQ = 999_999_999_999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STAMP = re.compile(

@@ -19,7 +19,16 @@ from ledger.events import AttemptRef, JobState, Liveness
 from ledger.fair_state import charge
 from ledger.keys import FactKey
 from ledger.names import NAME, WORKER, Epoch, JobId, Seq, WorkerName, WriterName
-from ledger.state import Attempt, Job, NodeHealth, Phase, Placement, Reservation, digest_of
+from ledger.state import (
+    INTRUDERS_MAX,
+    Attempt,
+    Job,
+    NodeHealth,
+    Phase,
+    Placement,
+    Reservation,
+    digest_of,
+)
 from ledger.transitions import Transitions, end_state
 
 
@@ -219,12 +228,14 @@ class Projection(Transitions):
         if node.machine not in ("", fact.machine) and serving:
             if node.liveness is not Liveness.GONE:
                 node.intruder = fact.machine
+                node.intruders = [*node.intruders, fact.writer][-INTRUDERS_MAX:]
                 return
             node.intruder = ""
         if node.machine != fact.machine:
             node.health = NodeHealth()
             for name in node.workers:
                 self.state.workers[name].ready = False
+                self.state.workers[name].occupant = None
         node.machine = fact.machine
         node.liveness = Liveness.FRESH
         worker = self.worker(fact.worker, fact.node)
@@ -257,7 +268,7 @@ class Projection(Transitions):
 
     def _worker_fact(self, fact: e.WorkerFact) -> None:
         worker = self.state.workers.get(fact.worker)
-        if worker is None:
+        if worker is None or fact.writer in self.state.nodes[worker.node].intruders:
             return
         match fact:
             case e.AttemptStarted():
@@ -274,7 +285,8 @@ class Projection(Transitions):
                     self.touch_node(worker.node)
             case _:
                 raise AssertionError(f"unknown fact {fact!r}")
-        self.advance_cursor(worker, fact.cursor)
+        if fact.writer == worker.writer:
+            self.advance_cursor(worker, fact.cursor)
 
     def _started(self, fact: e.AttemptStarted) -> None:
         job, attempt = self._find(fact.job, fact.attempt)
@@ -361,6 +373,7 @@ class Projection(Transitions):
             return
         if seen.owner == "start":
             self.mark_started(job, attempt)
+        if seen.owner != "revoke":
             return
         attempt.ran = False
         if job.last is not attempt or job.state.ended:
@@ -456,6 +469,7 @@ class Projection(Transitions):
                 job=job.spec,
                 attempt=decision.attempt,
                 slots=decision.slots,
+                machine=self._machine_of(attempt.lead),
             )
         )
         self.occupy(job, attempt)
@@ -484,9 +498,13 @@ class Projection(Transitions):
                 attempt=decision.attempt,
                 reason=decision.reason,
                 grace_ms=decision.grace_ms,
+                machine=self._machine_of(decision.worker),
             )
         )
         self.touch(job)
+
+    def _machine_of(self, worker: WorkerName) -> str:
+        return self.state.nodes[self.state.workers[worker].node].machine
 
     def _post(self, message: e.AnyMessage) -> None:
         """Number and body of a message follow from the page alone."""
@@ -507,6 +525,8 @@ class Projection(Transitions):
         job, attempt = self._find(decision.job, decision.attempt)
         assert job is not None and attempt is not None, decision
         attempt.phase = Phase.LOST
+        if attempt.started_at is None:
+            attempt.started_at = attempt.assigned_at
         self.settle(job, attempt, self.occupancy_ms(attempt, self.state.at))
         self.touch(job)
         if job.last is not attempt:

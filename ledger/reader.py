@@ -362,6 +362,8 @@ class BeatTail:
         """Of each writer the newest listed beat, if it is newer than the one given out."""
         newest: dict[WriterName, BeatKey] = {}
         for entry in entries:
+            if entry.size > FACT_MAX_BYTES:
+                continue
             try:
                 key = BeatKey.parse(entry.key)
             except ValueError:

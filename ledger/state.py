@@ -36,6 +36,9 @@ GAP_HELD_MS = 7_200_000
 """... for so long."""
 
 
+INTRUDERS_MAX = 64
+
+
 class Phase(IntEnum):
     """Where an attempt stands. It only moves forward, except that LOST may be found."""
 
@@ -212,6 +215,8 @@ class Node(msgspec.Struct, kw_only=True):
     workers: list[WorkerName] = []
     intruder: str = ""
     """The machine id of a second machine that was refused under this name."""
+    intruders: list[WriterName] = []
+    """The newest writers of such machines: what their workers say counts for nothing."""
     health: NodeHealth = msgspec.field(default_factory=NodeHealth)
 
 

@@ -300,9 +300,8 @@ class Transitions:
 
     def advance_cursor(self, worker: Worker, cursor: int) -> None:
         """Messages below the cursor are handled; their bodies need not be kept."""
-        if cursor > worker.cursor:
+        if worker.cursor < cursor <= worker.next_message:
             worker.cursor = cursor
-            worker.next_message = max(worker.next_message, cursor)
             for number in [n for n in worker.messages if n < cursor]:
                 del worker.messages[number]
             self.touched.workers[worker.name] = None

@@ -12,11 +12,10 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
-import msgspec
-
-from ledger.errors import LedgerError, UpgradeError
-from ledger.events import SCHEMA, Claim, RunMessage, decode_claim, encode
-from ledger.journal import decode_header_of, new_put_id
+from ledger.claims import read_claim
+from ledger.errors import LedgerError, RequestError
+from ledger.events import Claim, RunMessage, encode
+from ledger.journal import new_put_id
 from ledger.keys import blob_key, claim_key
 from ledger.names import WriterName
 from ledger.stores.base import Lost
@@ -82,17 +81,17 @@ class Claiming:
         return self._owner_of(key, outcome.body) if isinstance(outcome, Lost) else "mine"
 
     def _owner_of(self, key: str, body: bytes) -> Owner:
-        if decode_header_of(body, key).v > SCHEMA:
-            raise UpgradeError(f"{key} is of a newer format: upgrade gpuq")
-        try:
-            claim = decode_claim(body)
-        except msgspec.DecodeError as error:
-            raise LedgerError(f"{key} cannot be read: {error}") from error
+        claim = read_claim(body, self._context.ledger, self.message.job.id, self.message.attempt)
         if claim.owner == "revoke":
             return "revoked"
         if claim.writer.partition("~")[0] != self.message.worker:
             raise LedgerError(f"{key} was given to {self.message.worker}, not to {claim.writer}")
-        self.never_ran = self._was_prepared and claim.machine == self._context.machine
+        if claim.machine != self._context.machine:
+            raise RequestError(
+                f"{key} was claimed on another machine ({claim.machine}) under this worker's "
+                "name: give one of the two another --node"
+            )
+        self.never_ran = self._was_prepared
         return "former"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from ledger import events as e
-from ledger.errors import FencedError, TransientError
+from ledger.errors import FencedError, RequestError, TransientError
 from ledger.journal import Journal
 from ledger.keys import BEATS, BeatKey, after_stamp
 from ledger.names import NodeName
@@ -78,7 +78,9 @@ class Dispatcher:
                 self._page_at, self._page_ms = self._leader.page_at, self._leader.page_ms
             self._leader = None
             self._loaded = False
-        except TransientError as error:
+        except (TransientError, RequestError) as error:
+            # A right that was withdrawn or a folder that is gone may come back; nobody else
+            # on this node would notice.
             self._errors += 1
             log.warning("no news from the store", node=self._node, reason=str(error))
             return self._back_off_ms()

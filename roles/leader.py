@@ -17,15 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import structlog
+
 from ledger import events as e
 from ledger.checkpoint import save_checkpoint
-from ledger.errors import FencedError, InDoubtError, TransientError
+from ledger.claims import read_claim
+from ledger.errors import FencedError, InDoubtError, LedgerError, TransientError
 from ledger.journal import Journal, new_put_id
 from ledger.keys import claim_key, message_key
 from ledger.names import Epoch, Seq, WorkerName, WriterName
 from ledger.reader import BeatTail, FactTail
 from ledger.state import RULES, State, Worker
-from ledger.stores.base import Lost, Won
+from ledger.stores.base import Won
 from ledger.timings import CHECKPOINT_EVERY_PAGES, SECOND_MS
 from ledger.writer import BeatWriter
 from roles.context import Context
@@ -36,6 +39,9 @@ from scheduling.turn import take_turn
 
 SKEW_MAX_MS = 60 * SECOND_MS
 """A clock further than this from the journal's (plus its silence) must not lead."""
+
+
+log = structlog.get_logger()
 
 
 class Leader:
@@ -62,12 +68,15 @@ class Leader:
         self._judge = LivenessJudge(context.timings)
         self._problems: dict[WorkerName, str] = {}
         self._claims: dict[e.AttemptRef, str] = {}
+        self._unreadable: set[e.AttemptRef] = set()
         self._prepared = False
         """The projection holds a page that is not known to be in."""
         self._delivered: dict[WorkerName, int] = {}
         self.page_at = -1
         self.page_ms = 0
         """When the newest page was made, on the journal's clock and on the boot clock."""
+        self._failing_since_ms: int | None = None
+        """Since when no turn could be finished (boot clock)."""
         self._next_beat_ms = 0
         self._next_beats_poll_ms = 0
         self._beat_is_in = True
@@ -95,6 +104,27 @@ class Leader:
 
     def step(self) -> None:
         """One turn of the wheel. Raises FencedError, or TransientError (try again)."""
+        began_ms = self._context.clock.boot_ms()
+        try:
+            finished = self._turn()
+        except TransientError:
+            self._note_failure(began_ms)
+            raise
+        if finished:
+            self._failing_since_ms = None
+        else:
+            self._note_failure(began_ms)
+
+    def _note_failure(self, began_ms: int) -> None:
+        """A leader that cannot finish a turn must not hold the lease by beating."""
+        if self._failing_since_ms is None:
+            self._failing_since_ms = began_ms
+        failing_ms = self._context.clock.boot_ms() - self._failing_since_ms
+        if failing_ms > self._context.timings.lease_ms:
+            raise FencedError(f"could finish no turn for {failing_ms // 1000} s")
+
+    def _turn(self) -> bool:
+        """Whether it was finished; False where its page is in doubt."""
         if self._prepared:
             self._reload()
         if not self._leads:
@@ -109,7 +139,8 @@ class Leader:
         seen = (*refused, *self._seen())
         due = self._scheduler.next_due_ms()
         if facts or seen or (due is not None and due <= self._context.store.clock_ms()):
-            self._post(facts, seen, elected=False)
+            return self._post(facts, seen, elected=False)
+        return True
 
     def _note_page(self, *, age_ms: int) -> None:
         """The newest page was made ``age_ms`` ago."""
@@ -143,11 +174,13 @@ class Leader:
 
     def _note_sign_of(self, fact: e.AnyFact) -> None:
         if isinstance(fact, e.WorkerReady):
-            self._judge.sign_of_life(fact.node)
+            node = self._state.nodes.get(fact.node)
+            if node is None or node.machine in ("", fact.machine):
+                self._judge.sign_of_life(fact.node)
             self._problems.pop(fact.worker, None)
         elif isinstance(fact, e.WorkerFact):
             worker = self._state.workers.get(fact.worker)
-            if worker is not None:
+            if worker is not None and worker.writer == fact.writer:
                 self._judge.sign_of_life(worker.node)
                 if isinstance(fact, e.AttemptFinished):
                     self._note_use_of(worker, fact.utilisation_percent)
@@ -175,14 +208,14 @@ class Leader:
                 seen.append(e.ClaimSeen(job=ref.job, attempt=ref.attempt, owner=owner))
         for name, problem in self._problems.items():
             worker = state.workers.get(name)
-            if worker is not None and worker.problem != problem:
+            if worker is not None and bool(worker.problem) != bool(problem):
                 seen.append(e.SlotSeen(worker=name, problem=problem))
         return [*seen, *self._judge.judge(state)]
 
     # -- posting
 
-    def _post(self, facts: Sequence[e.Posted], seen: Sequence[e.AnySeen], *, elected: bool) -> None:
-        """Build and put one page, and act on it once it is in.
+    def _post(self, facts: Sequence[e.Posted], seen: Sequence[e.AnySeen], *, elected: bool) -> bool:
+        """Build and put one page, and act on it once it is in; False where it is in doubt.
 
         In doubt for longer than the lease, or Lost: whatever stands at this seq counts. It
         is read, and what was prepared is built afresh from it.
@@ -203,6 +236,7 @@ class Leader:
             self._act(page)
         else:
             self._reload()
+        return outcome is not None
 
     def _build(
         self, facts: tuple[e.Posted, ...], seen: tuple[e.AnySeen, ...], *, elected: bool
@@ -271,8 +305,13 @@ class Leader:
         revoking = self._state.revoking
         self._claims = {ref: self._claims[ref] for ref in revoking if ref in self._claims}
         for ref in revoking:
-            if ref not in self._claims:
-                self._claims[ref] = self._try_claim(ref)
+            if ref not in self._claims and ref not in self._unreadable:
+                try:
+                    self._claims[ref] = self._try_claim(ref)
+                except LedgerError as error:
+                    # That attempt stays as it is; nobody else has to wait for it.
+                    log.error("leaves a claim alone", reason=str(error))
+                    self._unreadable.add(ref)
 
     def _try_claim(self, ref: e.AttemptRef) -> str:
         claim = e.Claim(
@@ -289,11 +328,13 @@ class Leader:
             e.encode(claim),
             patience_ms=self._context.timings.leader_beat_ms,
         )
-        return e.decode_claim(outcome.body).owner if isinstance(outcome, Lost) else claim.owner
+        if isinstance(outcome, Won):
+            return claim.owner
+        return read_claim(outcome.body, claim.ledger, ref.job, ref.attempt).owner
 
     def _beat(self) -> None:
         now_ms = self._context.clock.boot_ms()
-        if now_ms < self._next_beat_ms:
+        if now_ms < self._next_beat_ms or self._failing_since_ms is not None:
             return
         self._next_beat_ms = now_ms + self._context.timings.leader_beat_ms
         self._beat_is_in = False

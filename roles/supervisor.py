@@ -194,12 +194,12 @@ class Supervisor:
             self._host,
             self._options.read_gpus() if self._has_gpus else (),
         )
-        said = repr([(name, slot.alive, slot.problem) for name, slot in beat.slots.items()])
+        said = repr([(n, slot.alive, bool(slot.problem)) for n, slot in beat.slots.items()])
         if now_ms < self._next_beat_ms and said == self._said:
             return
         try:
             self._beats.put(beat)
-        except TransientError as error:
+        except (TransientError, RequestError) as error:
             log.warning("no beat", node=self._options.node, reason=str(error))
             self._next_beat_ms = now_ms + self._context.timings.beat_ms // 10
             return

@@ -13,6 +13,8 @@ from ledger.state import State, Worker
 
 GIB = 1 << 30
 
+RUN_MAX_MS = 3_650 * 86_400_000
+
 ARRIVAL_MS = 10_000
 """The slots of a node report one after the other: so long is none called too narrow."""
 
@@ -46,6 +48,8 @@ def _malformed(spec: JobSpec) -> str:
     sizes = (spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes)
     if min(*sizes, spec.lead_ms) < 0:
         return "times and sizes cannot be negative"
+    if max(spec.estimate_ms, spec.time_limit_ms, spec.grace_ms) > RUN_MAX_MS:
+        return "no job runs for longer than ten years"
     if spec.signal and spec.signal not in LEAD_SIGNALS:
         return f"no signal {spec.signal!r}; signals are {', '.join(LEAD_SIGNALS)}"
     if spec.workload_class not in CLASSES:

@@ -16,7 +16,7 @@ from ledger.events import SUPERSEDED, JobState, Liveness
 from ledger.names import JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Phase, Worker
-from scheduling.admission import refusal
+from scheduling.admission import ARRIVAL_MS, refusal
 from scheduling.cost import exhausted_at, grown_cost_ms
 from scheduling.dispatch import Dispatch
 from scheduling.health import Health
@@ -25,6 +25,10 @@ from scheduling.queues import Queues
 
 MOVED = "moved"
 """Why an assigned job is taken back whose user wants it elsewhere."""
+
+
+CLAIM_WITHIN_MS = 180_000
+"""A message that nobody claimed for so long is taken back: its worker hangs."""
 
 
 class Scheduler:
@@ -69,7 +73,7 @@ class Scheduler:
         self._settle_jobs()
         while self._health.follow_probes(at, self.emit):
             self._settle_jobs()
-        self._charge_overruns(at)
+        self._act_on_time(at)
         self._serve_pools(at)
         return self._out
 
@@ -211,24 +215,51 @@ class Scheduler:
             self._leads[job.id] = leads
         for name in leads:
             self._led.setdefault(name, set()).add(job.id)
-        self._watch_overrun(job)
+        self._watch_time(job)
 
-    def _watch_overrun(self, job: Job) -> None:
+    def _watch_time(self, job: Job) -> None:
         due = self._due.pop(job.id, None)
         if due is not None:
             self._overruns.remove((due, job.id))
-        last = job.last
-        if last is None or last.settled or last.started_at is None:
-            return
-        due = exhausted_at(last.started_at, len(last.slots), last.cost_ms)
-        self._due[job.id] = due
-        self._overruns.add((due, job.id))
+        due = self._due_at(job)
+        if due is not None:
+            self._due[job.id] = due
+            self._overruns.add((due, job.id))
 
-    def _charge_overruns(self, at: int) -> None:
+    def _due_at(self, job: Job) -> int | None:
+        """When time alone makes something of the job to decide."""
+        last = job.last
+        if last is None:
+            return self._judged_again_at(job)
+        if last.settled or last.phase is Phase.REVOKING:
+            return None
+        if last.started_at is not None:
+            return exhausted_at(last.started_at, len(last.slots), last.cost_ms)
+        if last.phase is Phase.ASSIGNED:
+            return last.assigned_at + CLAIM_WITHIN_MS
+        return None
+
+    def _judged_again_at(self, job: Job) -> int | None:
+        """When the slots of a new node must all have reported, for a job that needs several."""
+        state, spec = self._projection.state, job.placed
+        if job.state is not JobState.PENDING or spec.slots == 1:
+            return None
+        arrivals = [w.ready_at for w in state.workers.values() if w.ready and w.pool == spec.pool]
+        due = max(arrivals, default=0) + ARRIVAL_MS
+        return due if due > state.at else None
+
+    def _act_on_time(self, at: int) -> None:
         while self._overruns and self._overruns[0][0] <= at:
             job = self._projection.state.jobs[self._overruns[0][1]]
             last = job.last
-            assert last is not None and last.started_at is not None
+            if last is None:
+                self._overruns.remove((self._due.pop(job.id), job.id))
+                self._admit(job)
+                continue
+            if last.started_at is None:
+                reason = f"{last.lead} has not claimed it for {CLAIM_WITHIN_MS // 1000} s"
+                self.emit(e.RevokeBegun(job=job.id, attempt=last.number, reason=reason))
+                continue
             cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, at)
             self.emit(e.OverrunCharged(job=job.id, attempt=last.number, cost_ms=cost_ms))
 

@@ -211,6 +211,7 @@ class NaiveReader:
             for worker in self.workers.values()
         )
         if held and node["liveness"] != "gone":
+            node.setdefault("intruders", []).append(fact["writer"])
             return
         node.update(machine=fact["machine"], liveness="fresh")
         worker = self.workers.setdefault(fact["worker"], {"cursor": 0, "next": 0})
@@ -218,18 +219,21 @@ class NaiveReader:
         self.advance(worker, fact["cursor"])
 
     def advance(self, worker: Body, cursor: int) -> None:
-        worker["cursor"] = max(worker["cursor"], cursor)
-        worker["next"] = max(worker["next"], cursor)
+        if cursor <= worker["next"]:
+            worker["cursor"] = max(worker["cursor"], cursor)
 
     def worker_fact(self, fact: Body) -> None:
         worker = self.workers[fact["worker"]]
+        if fact["writer"] in self.nodes[worker["node"]].get("intruders", ()):
+            return
         if fact["kind"] == "retire":
             worker["retired"] = worker["retired"] or fact["writer"] == worker["writer"]
         elif fact["kind"] != "skip":
             job, attempt = self.find(fact)
             if job is not None and attempt is not None:
                 getattr(self, "fact_" + fact["kind"])(fact, job, attempt)
-        self.advance(worker, fact["cursor"])
+        if fact["writer"] == worker["writer"]:
+            self.advance(worker, fact["cursor"])
 
     def fact_start(self, fact: Body, job: Body, attempt: Body) -> None:
         if attempt["started_at"] is None:
@@ -319,6 +323,7 @@ class NaiveReader:
             "lead": decision["slots"][0],
             "cost": decision["cost_ms"],
             "weight": decision["weight"],
+            "assigned_at": self.now,
             "started_at": None,
             "rc": None,
             "ran": True,
@@ -371,6 +376,8 @@ class NaiveReader:
     def decided_lost(self, decision: Body) -> None:
         job, attempt = self.found(decision)
         attempt["phase"] = LOST
+        if attempt["started_at"] is None:
+            attempt["started_at"] = attempt["assigned_at"]
         self.settle(job, attempt, self.occupancy(attempt, self.now))
         self.give_up(job, attempt)
 

@@ -70,7 +70,7 @@ def test_no_tag_is_ever_taken_away() -> None:
         ),
         (
             b'{"kind":"stop","v":1,"ledger":"l","worker":"n1-cpu0","n":4,"seq":7,'
-            b'"job":"aaaaaaaa","attempt":1,"reason":"cancelled","grace_ms":0}',
+            b'"job":"aaaaaaaa","attempt":1,"reason":"cancelled","grace_ms":0,"machine":""}',
             e.StopMessage(
                 ledger="l",
                 worker=W0,

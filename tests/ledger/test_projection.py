@@ -205,7 +205,14 @@ def test_a_stop_has_its_number_and_worker_in_the_page() -> None:
     assert made.turn() == [stop]
     message = made.state.workers[W0].messages[1]
     assert message == e.StopMessage(
-        ledger="test", worker=W0, n=1, seq=Seq(4), job=job, attempt=1, reason="cancelled"
+        ledger="test",
+        worker=W0,
+        n=1,
+        seq=Seq(4),
+        job=job,
+        attempt=1,
+        reason="cancelled",
+        machine="n1",
     )
 
 

@@ -34,11 +34,11 @@ def select(client: Client, view: View, text: str) -> JobId:
     known = view.state.jobs.keys() | view.state.archive.keys() | view.state.refused.keys()
     if JOB_ID.fullmatch(text) and text in known:
         return JobId(text)
+    if text == LAST:
+        return _last(client, view)
     named = [job for job in view.state.jobs.values() if job.spec.name == text]
     if named:
         return _newest(named, text)
-    if text == LAST:
-        return _last(client, view)
     if _PREFIX.fullmatch(text):
         matches = sorted(job for job in known if job.startswith(text))
         if len(matches) == 1:

@@ -3,7 +3,8 @@
 Owns every number that decides whose turn it is. Pure integers: no clock, no random, no
 I/O. A flow is organization + workload class + pool; per pool there is a virtual time
 ``V``, per flow a finish tag ``F`` of its last dispatch and ``since``, the value of ``V``
-when its waiting queue last became non-empty::
+when its waiting queue last became non-empty (or the smallest start tag of those who wait,
+where refunds have left ``V`` ahead of them all)::
 
     head start tag   S = max(F, since)
     head finish tag  S + charge(estimate)         charge(c) = ceil(c * SCALE / weight)
@@ -20,6 +21,7 @@ import hashlib
 from typing import NamedTuple
 
 import msgspec
+from sortedcontainers import SortedList
 
 from ledger.names import FlowId
 from ledger.policy import WEIGHT_ONE, Policy
@@ -89,6 +91,9 @@ class FairState:
         self.touched: dict[FlowId, None] = {}
         self._siblings: dict[tuple[str, str], dict[str, Flow]] = {}
         self._ahead: dict[str, dict[FlowId, None]] = {}
+        self._backlog: dict[str, SortedList[tuple[int, FlowId]]] = {}
+        """By pool: start tags of the flows that wait and can be served."""
+        self._backlogged: dict[FlowId, int] = {}
         self._digest = 0
         self._digests: dict[str, int] = {}
         self._stale: dict[str, None] = {}
@@ -96,6 +101,7 @@ class FairState:
             self._link(flow)
             if flow.finish > self.pool(flow.pool).virtual_time:
                 self._ahead.setdefault(flow.pool, {})[flow.id] = None
+            self._rank(flow)
         self._stale.update(dict.fromkeys([*flows, *pools]))
 
     def pool(self, name: str) -> PoolClock:
@@ -143,7 +149,7 @@ class FairState:
         """
         was_active = flow.active
         if flow.waiting == 0 and not resumed:
-            flow.since = self.pool(flow.pool).virtual_time
+            flow.since = self._level(flow.pool)
         flow.waiting += 1
         self.pool(flow.pool).waiting += 1
         self._changed(flow, was_active=was_active)
@@ -184,11 +190,44 @@ class FairState:
         assert flow.running >= 0, flow.id
         self._changed(flow, was_active=True)
 
+    def block(self, flow: Flow, reason: str) -> None:
+        """Nothing can serve the flow for now; while that is so it is level with nobody."""
+        flow.blocked = reason
+        self._rank(flow)
+
+    def free(self, flow: Flow) -> None:
+        """The flow can be served again: the time in which it could not earned nothing."""
+        flow.blocked = ""
+        flow.since = max(flow.since, self._level(flow.pool))
+        self._rank(flow)
+        self._touch(flow)
+
     def free_from_limit(self, flow: Flow, largest_charge: int) -> None:
         """The flow's own limit no longer holds it: the time under it earned nothing."""
         reached = self.pool(flow.pool).virtual_time - largest_charge
         flow.since = max(flow.since, reached)
+        self._rank(flow)
         self._touch(flow)
+
+    def _level(self, pool: str) -> int:
+        """The tag of one that comes now: V, or the smallest start tag of those who wait.
+
+        Without refunds V is never ahead of all who wait. A refund of what was estimated far
+        too high leaves V ahead of them, and a newcomer at V would wait until they had used
+        up the whole estimate. O(log flows).
+        """
+        waiting = self._backlog.get(pool)
+        level = self.pool(pool).virtual_time
+        return min(level, waiting[0][0]) if waiting else level
+
+    def _rank(self, flow: Flow) -> None:
+        waiting = self._backlog.setdefault(flow.pool, SortedList())
+        before = self._backlogged.pop(flow.id, None)
+        if before is not None:
+            waiting.remove((before, flow.id))
+        if flow.waiting and not flow.blocked:
+            self._backlogged[flow.id] = flow.start_tag
+            waiting.add((flow.start_tag, flow.id))
 
     def touch_all(self) -> None:
         """Every order may have changed (a new policy). O(flows)."""
@@ -209,6 +248,7 @@ class FairState:
 
     def _changed(self, flow: Flow, *, was_active: bool) -> None:
         clock = self.pool(flow.pool)
+        self._rank(flow)
         if flow.finish > clock.virtual_time:
             self._ahead.setdefault(flow.pool, {})[flow.id] = None
         if clock.waiting == 0 and clock.running == 0:

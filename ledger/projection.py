@@ -152,7 +152,7 @@ class Projection(Transitions):
                 self._policy(fact)
             case e.DrainRequested():
                 node = self.node(fact.node)
-                node.drained = fact.reason or "drained"
+                node.drained = fact.reason or node.drained or "drained"
                 node.drained_by, node.drained_now = fact.by, fact.now
                 self.touch_node(fact.node)
             case e.UndrainRequested():
@@ -418,11 +418,9 @@ class Projection(Transitions):
             case e.ReservationEnded():
                 self.state.reservations.pop(decision.pool, None)
             case e.FlowBlocked():
-                self.state.flows[decision.flow].blocked = decision.reason
+                self.fair.block(self.state.flows[decision.flow], decision.reason)
             case e.FlowFreed():
-                flow = self.state.flows[decision.flow]
-                flow.blocked = ""
-                self.fair.free_from_limit(flow, 0)
+                self.fair.free(self.state.flows[decision.flow])
             case e.OverrunCharged():
                 self._overrun(decision)
             case e.JobHeld():

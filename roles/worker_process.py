@@ -41,11 +41,10 @@ def serve(
     heard: set[int] = set()
 
     def heed(signum: int, _frame: FrameType | None) -> None:
-        name = signal.Signals(signum).name
         if signum in heard or signum == signal.SIGUSR2:
-            worker.stop_jobs(f"its worker was told to stop ({name})")
+            worker.stop_jobs("its node was stopped")
         else:
-            worker.retire(f"its worker was told to end ({name})")
+            worker.retire("its node was stopped")
         heard.add(signum)
         wake(folder / "wake")
 

@@ -122,6 +122,7 @@ class LocalWorkspace:
 
     def write_notes(self, notes: Notes) -> None:
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             write_file(self._notes_path, msgspec.json.encode(notes))
         except OSError as error:
             raise RequestError(

@@ -44,6 +44,7 @@ class NaiveReader:
         self.disciplines: dict[str, str] = {}
         self.flows: dict[str, defaultdict[str, int]] = {}
         self.pools: dict[str, defaultdict[str, int]] = {}
+        self.blocked: set[str] = set()
 
     def read(self, body: bytes) -> None:
         page = json.loads(body)
@@ -302,7 +303,7 @@ class NaiveReader:
     def nothing(self, decision: Body) -> None:
         """No job's state rests on it."""
 
-    decided_elect = decided_reserve = decided_unreserve = decided_block = nothing
+    decided_elect = decided_reserve = decided_unreserve = nothing
     decided_block_node = decided_probe_node = decided_free_node = nothing
 
     def decided_hold(self, decision: Body) -> None:
@@ -368,10 +369,23 @@ class NaiveReader:
         if not attempt["ran"]:
             self.settle(job, attempt, 0)
 
+    def decided_block(self, decision: Body) -> None:
+        self.blocked.add(decision["flow"])
+
     def decided_free(self, decision: Body) -> None:
         flow = self.flows[decision["flow"]]
-        pool = self.pools[decision["flow"].rpartition("/")[2]]
-        flow["since"] = max(flow["since"], pool["V"])
+        self.blocked.discard(decision["flow"])
+        level = self.level(decision["flow"].rpartition("/")[2], but=decision["flow"])
+        flow["since"] = max(flow["since"], level)
+
+    def level(self, pool: str, but: str = "") -> int:
+        waiting = [
+            max(flow["F"], flow["since"])
+            for name, flow in self.flows.items()
+            if name.rpartition("/")[2] == pool and flow["waiting"]
+            if name not in self.blocked and name != but
+        ]
+        return int(min([self.pools[pool]["V"], *waiting]))
 
     def decided_lost(self, decision: Body) -> None:
         job, attempt = self.found(decision)
@@ -415,9 +429,9 @@ class NaiveReader:
 
     def join(self, job: Body, *, resumed: bool) -> None:
         flow = self.flows.setdefault(job["flow"], zeros())
-        pool = self.pools.setdefault(job["pool"], zeros())
+        self.pools.setdefault(job["pool"], zeros())
         if flow["waiting"] == 0 and not resumed:
-            flow["since"] = pool["V"]
+            flow["since"] = self.level(job["pool"])
         self.count(job, waiting=1, running=0)
 
     def leave(self, job: Body) -> None:

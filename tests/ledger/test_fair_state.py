@@ -354,7 +354,8 @@ class FairStateAgainstItsDefinition(RuleBasedStateMachine):
         self.fair.join(self.fair.flow(*name))
         row = self.row(name)
         if row[2] == 0:
-            row[1] = self.time[name[2]]
+            waiting = [max(r[0], r[1]) for n, r in self.table.items() if n[2] == name[2] and r[2]]
+            row[1] = min([self.time[name[2]], *waiting])
         row[2] += 1
 
     @rule(name=flows)

@@ -81,3 +81,25 @@ def run(world: World, *, dispatches: int) -> None:
         for job in occupied:
             world.finish(job)
         world.turn()
+
+
+def test_a_newcomer_is_level_with_one_whose_estimates_were_far_too_high() -> None:
+    """Nobody says how long jobs take: 10 minutes are charged for each, and given back after
+    1 s. Equal weights, two slots: a flow that comes second is not made to wait until the
+    first has used up what it was charged at its first dispatches. Of the next 24 dispatches
+    it gets half (under wfq, which serves short jobs first, only if it says that they are)."""
+    for discipline in ("wfq", "sfq"):
+        pool = Pool(workers=("n*",), discipline=discipline)
+        world = World(Policy(pools={"default": pool}))
+        world.node_up("n1", 2)
+        for number in range(60):
+            world.submit("first", name=f"a{number}", estimate_ms=0)
+        world.turn()
+        run(world, dispatches=4)
+        for number in range(60):
+            estimate_ms = 1_000 if discipline == "wfq" else 0
+            world.submit("second", name=f"b{number}", estimate_ms=estimate_ms)
+        before = len(world.assigned())
+        run(world, dispatches=24)
+        owners = [world.job(job).spec.organization for job in world.assigned()[before:]]
+        assert abs(owners[:24].count("second") - 12) <= 3, (discipline, owners)

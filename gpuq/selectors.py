@@ -39,6 +39,9 @@ def select(client: Client, view: View, text: str) -> JobId:
     named = [job for job in view.state.jobs.values() if job.spec.name == text]
     if named:
         return _newest(named, text)
+    text = text.lower()
+    if JOB_ID.fullmatch(text) and text in known:
+        return JobId(text)
     if _PREFIX.fullmatch(text):
         matches = sorted(job for job in known if job.startswith(text))
         if len(matches) == 1:
@@ -50,8 +53,8 @@ def select(client: Client, view: View, text: str) -> JobId:
                 + (", ..." if len(matches) > _SHOWN_CANDIDATES else "")
             )
     raise RequestError(
-        f"no job {printable(text)!r}: name an id, the beginning of one, a job's name or 'last'; "
-        "'gpuq status' lists them"
+        f"no job {printable(text)!r}: name an id, at least 2 characters of its beginning, a "
+        "job's name or 'last'; 'gpuq status' lists them"
     )
 
 

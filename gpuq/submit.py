@@ -37,7 +37,7 @@ from ledger.names import WORKER, JobId, WorkerName, check_name, keyed_job_id, ne
 from ledger.policy import CLASSES
 from ledger.state import digest_of
 from ledger.writer import put_blob
-from scheduling.admission import refusal
+from scheduling.admission import NOW_AND_EVER, refusal
 
 _COMMAND = "gpuq.command"
 
@@ -86,9 +86,12 @@ def submit(
         str, typer.Option("--gpu-mem", help="Only GPUs with at least this much: 40G.")
     ] = "",
     time: Annotated[
-        str, typer.Option("--time", "-t", help="Limit: 90 (minutes), 1:30:00, 2-12, 90m, 1h30m.")
-    ] = "",
-    estimate: Annotated[str, typer.Option("--estimate", help="Expected time, as --time.")] = "",
+        str | None,
+        typer.Option("--time", "-t", help="Limit: 90 (minutes), 1:30:00, 2-12, 90m, 1h30m."),
+    ] = None,
+    estimate: Annotated[
+        str | None, typer.Option("--estimate", help="Expected time, as --time.")
+    ] = None,
     worker: Annotated[str, typer.Option("--worker", help="Only there, such as node1-gpu0.")] = "",
     key: Annotated[str, typer.Option("--key", help="The same key is the same job.")] = "",
     chdir: Annotated[str, typer.Option("--chdir", help="Directory; else the current one.")] = "",
@@ -157,8 +160,8 @@ def _template(
     *,
     gpus: str,
     gpu_mem: str,
-    time: str,
-    estimate: str,
+    time: str | None,
+    estimate: str | None,
     worker: str,
     chdir: str,
     env: Sequence[str],
@@ -170,7 +173,7 @@ def _template(
 ) -> JobSpec:
     """A spec of all that the flags say alone, before anything is asked of the ledger."""
     wanted = parse_gpus(gpus)
-    time_limit_ms = parse_duration(time) if time else 0
+    time_limit_ms = parse_duration(time) if time is not None else 0
     lead = _lead_signal(signal, time_limit_ms)
     return JobSpec(
         id=JobId(""),
@@ -185,7 +188,7 @@ def _template(
         gpu_type=wanted.gpu_type,
         gpu_memory_bytes=parse_size(gpu_mem) if gpu_mem else 0,
         time_limit_ms=time_limit_ms,
-        estimate_ms=parse_duration(estimate) if estimate else 0,
+        estimate_ms=parse_duration(estimate) if estimate is not None else 0,
         worker=_worker(worker),
         idempotent=idempotent,
         exclusive=exclusive,
@@ -244,7 +247,7 @@ def _workload_class(view: View, flag: str) -> Setting:
         raise RequestError(f"{flag!r} is a pool, no class: say --pool {flag} ({classes})")
     if any(flag.lower() in gpu for gpu in gpus):
         raise RequestError(f"{flag!r} is a kind of GPU, no class: say --gpus {flag}:1 ({classes})")
-    raise RequestError(f"no class {flag!r}: {classes}; a resource pool is named by --pool")
+    raise RequestError(f"{flag!r} is no class ({classes}); if it is a pool, say --pool {flag}")
 
 
 def _pool(client: Client, view: View, flag: str, worker: str) -> Setting:
@@ -290,7 +293,7 @@ def _check(view: View, spec: JobSpec) -> None:
     conflict = _conflict(view, spec)
     if conflict:
         raise RequestError(conflict)
-    reason = refusal(view.state, spec)
+    reason = refusal(view.state, spec, at=NOW_AND_EVER)
     if reason:
         raise RequestError(reason)
 

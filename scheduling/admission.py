@@ -15,12 +15,19 @@ GIB = 1 << 30
 
 RUN_MAX_MS = 3_650 * 86_400_000
 
+NOW_AND_EVER = 1 << 62
+"""For ``refusal``: judge by what there is, whatever may still come. A person can try again."""
+
 ARRIVAL_MS = 10_000
 """The slots of a node report one after the other: so long is none called too narrow."""
 
 
-def refusal(state: State, spec: JobSpec) -> str:
-    """Why this job can never run as asked for; empty where it may. O(workers)."""
+def refusal(state: State, spec: JobSpec, *, at: int) -> str:
+    """Why this job can never run as asked for; empty where it may. O(workers).
+
+    ``at`` (ms) says how long ago the workers reported: of a node that has just come up, more
+    slots may still follow.
+    """
     malformed = _malformed(spec)
     if malformed:
         return malformed
@@ -33,7 +40,7 @@ def refusal(state: State, spec: JobSpec) -> str:
     workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
     if spec.worker:
         workers = [w for w in workers if pinned and w.node == pinned.node]
-    return _too_large(spec, workers, state.at) if workers else ""
+    return _too_large(spec, workers, at) if workers else ""
 
 
 def _malformed(spec: JobSpec) -> str:

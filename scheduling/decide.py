@@ -119,7 +119,8 @@ class Scheduler:
     # -- jobs
 
     def _admit(self, job: Job) -> None:
-        reason = "" if job.state.ended else refusal(self._projection.state, job.spec)
+        state = self._projection.state
+        reason = "" if job.state.ended else refusal(state, job.spec, at=state.at)
         if reason:
             self.emit(e.JobRejected(job=job.id, reason=reason))
 

@@ -151,7 +151,7 @@ def test_a_script_that_no_shell_would_run_is_refused(
         (["--gpu-mem", "40", "--", "true"], "'40' is not a size"),
         (["--worker", "x", "--", "true"], "'x' is not a worker: say NODE-gpuN"),
         (["--org", "A B", "--", "true"], "organization 'A B' is not a name"),
-        (["--class", "h100", "--", "true"], "a resource pool is named by --pool"),
+        (["--class", "h100", "--", "true"], "if it is a pool, say --pool h100"),
         (["--env", "A", "--", "true"], "say --env NAME=VALUE"),
         (["--key"], "requires an argument"),
         (["--", "a" * 70_000], "shorten it"),

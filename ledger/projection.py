@@ -517,6 +517,7 @@ class Projection(Transitions):
         assert job is not None and attempt is not None, decision
         attempt.phase = Phase.REVOKING
         attempt.reason = decision.reason
+        self.touch(job)
         self.state.revoking.append(AttemptRef(job.id, attempt.number))
 
     def _declare_lost(self, decision: e.LossDeclared) -> None:

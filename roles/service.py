@@ -29,7 +29,7 @@ from roles.gate import Gate
 from roles.jobplan import JobBase
 from roles.launcher import Launcher
 from roles.logship import LogShipper
-from roles.mailbox import Mailbox, Unreadable
+from roles.mailbox import Mailbox, NameTakenError, Unreadable
 from roles.processes import Identity
 from roles.reports import Reports
 from roles.slotgpu import SlotGpu
@@ -219,7 +219,14 @@ class Service:
     # -- messages
 
     def _look_into_mailbox(self) -> None:
-        self._mailbox.look(followed=self._parts.workspace.is_followed())
+        try:
+            self._mailbox.look(followed=self._parts.workspace.is_followed())
+        except NameTakenError:
+            # This machine was silent for so long that another one has its place: what runs
+            # here was declared lost, and must write nothing more.
+            for attempt in self._watched.values():
+                self._stop(attempt, SUPERSEDED)
+            raise
         for attempt in self._watched.values():
             if attempt.runs and attempt.is_exclusive:
                 # A full disk ends an exclusive job: nobody can say that the bucket is there.

@@ -15,6 +15,7 @@ import pytest
 
 from ledger import events as e
 from ledger.events import JobState
+from ledger.names import WorkerName
 from tests.e2e.cluster import Cluster, Place
 from tests.e2e.conftest import StartCluster
 
@@ -74,11 +75,13 @@ def test_a_full_disk_is_shown_and_costs_no_end_of_a_job(
         cluster.wait_for_state(within, JobState.RUNNING)
         with filled(state):
             cluster.open_gate("within")
+            problem = f"the disk of {state} is full: free some space there"
             cluster.wait_until(
-                lambda: f"the disk of {state} is full: free some space" in cluster.gpuq("nodes"),
+                lambda: cluster.state().workers[WorkerName("n1-cpu0")].problem == problem,
                 deadline_s=DEADLINE_S,
-                what="the slot names its problem",
+                what="the leader knows of it",
             )
+            assert problem in cluster.gpuq("nodes")
             (following,) = cluster.submit("next.sh")
             cluster.wait_for_state(following, JobState.PENDING)
         cluster.wait_for_end(within, following)

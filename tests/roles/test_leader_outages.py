@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import TransientError
-from ledger.events import JobState, Liveness
-from ledger.names import JobId, NodeName
+from ledger.events import AttemptStarted, JobState, Liveness
+from ledger.names import JobId, NodeName, WorkerName
 from ledger.stores.settling import NEWS_PATIENCE_MS
 from ledger.timings import MINUTE_MS, SECOND_MS
 from simulation.memory import ManualClock, MemoryStore
@@ -46,6 +46,20 @@ class Led:
         while self.clock.boot_ms() < ends_ms:
             self.clock.advance_ms(self._dispatcher.step())
 
+    def start_job(self) -> JobId:
+        """A job that runs on ``n1``."""
+        self.pass_ms(5_000)
+        self.bench.ready()
+        job = self.bench.submit()
+        self.pass_ms(5_000)
+        now_ms = self.store.clock_ms()
+        worker = WorkerName("n1-cpu0")
+        started = AttemptStarted(at=now_ms, worker=worker, cursor=1, job=job, attempt=1)
+        self.bench.fact(started, worker)
+        self.pass_ms(5_000)
+        assert self.job_state(job) is JobState.RUNNING
+        return job
+
     def liveness(self) -> Liveness:
         return self.bench.fold().projection.state.nodes[NodeName("n1")].liveness
 
@@ -57,24 +71,18 @@ class Led:
 @pytest.mark.parametrize("outage_s", range(180, 1_300, 40))
 def test_time_in_which_nobody_can_write_is_nobodys_silence(tmp_path: Path, outage_s: int) -> None:
     led = Led(tmp_path)
-    led.pass_ms(5_000)
-    led.bench.ready()
-    job = led.bench.submit()
-    led.pass_ms(5_000)
-    assert led.job_state(job) is JobState.ASSIGNED
-
+    job = led.start_job()
     led.store.refuses = True
     led.pass_ms(outage_s * SECOND_MS)
     led.store.refuses = False
     led.pass_ms(TIMINGS.beat_ms)
     assert led.liveness() is Liveness.FRESH
-    assert led.job_state(job) is JobState.ASSIGNED
+    assert led.job_state(job) is JobState.RUNNING
 
 
 def test_after_an_outage_a_node_that_stays_silent_is_noticed(tmp_path: Path) -> None:
     led = Led(tmp_path)
-    led.pass_ms(5_000)
-    led.bench.ready()
+    led.start_job()
     led.store.refuses = True
     led.pass_ms(5 * MINUTE_MS)
     led.store.refuses = False

@@ -26,7 +26,7 @@ from ledger.events import (
 )
 from ledger.names import WORKER, JobId, NodeName, WorkerName, check_name
 from ledger.state import Job, Placement
-from scheduling.admission import NOW_AND_EVER, refusal
+from scheduling.admission import refusal
 
 Node = Annotated[
     str, typer.Argument(metavar="NODE", help="The node's name, as 'gpuq nodes' shows it.")
@@ -184,7 +184,7 @@ def _check_move(view: View, job_id: JobId, place: Placement) -> None:
             f"{job_id}' ends it, 'gpuq drain {_node_of(job.last.lead)} --now' runs it elsewhere"
         )
     spec = msgspec.structs.replace(job.spec, pool=place.pool, worker=place.worker)
-    reason = refusal(view.state, spec, at=NOW_AND_EVER)
+    reason = refusal(view.state, spec)
     if reason:
         raise RequestError(f"{job_id} cannot move there: {reason}")
 

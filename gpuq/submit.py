@@ -37,7 +37,7 @@ from ledger.names import WORKER, JobId, WorkerName, check_name, keyed_job_id, ne
 from ledger.policy import CLASSES
 from ledger.state import digest_of
 from ledger.writer import put_blob
-from scheduling.admission import NOW_AND_EVER, refusal
+from scheduling.admission import refusal
 
 _COMMAND = "gpuq.command"
 
@@ -293,7 +293,7 @@ def _check(view: View, spec: JobSpec) -> None:
     conflict = _conflict(view, spec)
     if conflict:
         raise RequestError(conflict)
-    reason = refusal(view.state, spec, at=NOW_AND_EVER)
+    reason = refusal(view.state, spec)
     if reason:
         raise RequestError(reason)
 

@@ -241,7 +241,6 @@ class Projection(Transitions):
         worker = self.worker(fact.worker, fact.node)
         worker.writer, worker.slot, worker.declared_pool = fact.writer, fact.slot, fact.pool
         worker.ready, worker.retired, worker.problem = True, "", ""
-        worker.ready_at = self.state.at
         self.advance_cursor(worker, fact.cursor)
         self.resolve_pool(worker)
         self._end_occupancy(worker.name, fact)

@@ -156,8 +156,6 @@ class Worker(msgspec.Struct, kw_only=True):
     messages: dict[int, AnyMessage] = {}
     """Delivered or to be delivered; kept until the cursor has passed them."""
     ready: bool = False
-    ready_at: int = 0
-    """``at`` of the page with its newest ``ready``."""
     retired: str = ""
     problem: str = ""
     occupant: AttemptRef | None = None

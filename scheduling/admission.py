@@ -15,19 +15,9 @@ GIB = 1 << 30
 
 RUN_MAX_MS = 3_650 * 86_400_000
 
-NOW_AND_EVER = 1 << 62
-"""For ``refusal``: judge by what there is, whatever may still come. A person can try again."""
 
-ARRIVAL_MS = 10_000
-"""The slots of a node report one after the other: so long is none called too narrow."""
-
-
-def refusal(state: State, spec: JobSpec, *, at: int) -> str:
-    """Why this job can never run as asked for; empty where it may. O(workers).
-
-    ``at`` (ms) says how long ago the workers reported: of a node that has just come up, more
-    slots may still follow.
-    """
+def refusal(state: State, spec: JobSpec) -> str:
+    """Why this job can never run as asked for; empty where it may. O(workers)."""
     malformed = _malformed(spec)
     if malformed:
         return malformed
@@ -40,7 +30,7 @@ def refusal(state: State, spec: JobSpec, *, at: int) -> str:
     workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
     if spec.worker:
         workers = [w for w in workers if pinned and w.node == pinned.node]
-    return _too_large(spec, workers, at) if workers else ""
+    return _too_large(spec, workers) if workers else ""
 
 
 def _malformed(spec: JobSpec) -> str:
@@ -64,7 +54,7 @@ def _malformed(spec: JobSpec) -> str:
     return ""
 
 
-def _too_large(spec: JobSpec, workers: list[Worker], at: int) -> str:
+def _too_large(spec: JobSpec, workers: list[Worker]) -> str:
     kinds = sorted({w.slot.gpu_name for w in workers} - {""})
     typed = [w for w in workers if spec.gpu_type.lower() in w.slot.gpu_name.lower()]
     if not typed:
@@ -81,8 +71,7 @@ def _too_large(spec: JobSpec, workers: list[Worker], at: int) -> str:
         key = (worker.node, worker.slot.gpu_name)
         by_node[key] = by_node.get(key, 0) + 1
     widest = max(by_node.values())
-    arriving = any(at - worker.ready_at < ARRIVAL_MS for worker in fitting)
-    if widest < spec.slots and not arriving:
+    if widest < spec.slots:
         return f"no node of pool {spec.pool!r} has {spec.slots} such slots (at most {widest})"
     return ""
 

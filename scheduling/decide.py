@@ -16,7 +16,7 @@ from ledger.events import SUPERSEDED, JobState, Liveness
 from ledger.names import JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Phase, Worker
-from scheduling.admission import ARRIVAL_MS, refusal
+from scheduling.admission import refusal
 from scheduling.cost import exhausted_at, grown_cost_ms
 from scheduling.dispatch import Dispatch
 from scheduling.health import Health
@@ -119,8 +119,7 @@ class Scheduler:
     # -- jobs
 
     def _admit(self, job: Job) -> None:
-        state = self._projection.state
-        reason = "" if job.state.ended else refusal(state, job.spec, at=state.at)
+        reason = "" if job.state.ended else refusal(self._projection.state, job.spec)
         if reason:
             self.emit(e.JobRejected(job=job.id, reason=reason))
 
@@ -230,9 +229,7 @@ class Scheduler:
     def _due_at(self, job: Job) -> int | None:
         """When time alone makes something of the job to decide."""
         last = job.last
-        if last is None:
-            return self._judged_again_at(job)
-        if last.settled or last.phase is Phase.REVOKING:
+        if last is None or last.settled or last.phase is Phase.REVOKING:
             return None
         if last.started_at is not None:
             return exhausted_at(last.started_at, len(last.slots), last.cost_ms)
@@ -240,23 +237,11 @@ class Scheduler:
             return last.assigned_at + CLAIM_WITHIN_MS
         return None
 
-    def _judged_again_at(self, job: Job) -> int | None:
-        """When the slots of a new node must all have reported, for a job that needs several."""
-        state, spec = self._projection.state, job.placed
-        if job.state is not JobState.PENDING or spec.slots == 1:
-            return None
-        arrivals = [w.ready_at for w in state.workers.values() if w.ready and w.pool == spec.pool]
-        due = max(arrivals, default=0) + ARRIVAL_MS
-        return due if due > state.at else None
-
     def _act_on_time(self, at: int) -> None:
         while self._overruns and self._overruns[0][0] <= at:
             job = self._projection.state.jobs[self._overruns[0][1]]
             last = job.last
-            if last is None:
-                self._overruns.remove((self._due.pop(job.id), job.id))
-                self._admit(job)
-                continue
+            assert last is not None
             if last.started_at is None:
                 reason = f"{last.lead} has not claimed it for {CLAIM_WITHIN_MS // 1000} s"
                 self.emit(e.RevokeBegun(job=job.id, attempt=last.number, reason=reason))

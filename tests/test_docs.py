@@ -29,7 +29,6 @@ from ledger.fair_state import Flow, PoolClock
 from ledger.names import JobId, NodeName, WorkerName, WriterName, keyed_job_id
 from ledger.state import Phase
 from ledger.timings import Timings
-from scheduling.admission import ARRIVAL_MS
 from tests.naive_reader import NaiveReader
 from tests.world import World
 
@@ -521,7 +520,6 @@ def test_the_lives_meet_every_state_that_events_lead_to() -> None:
 
 def test_a_rejected_job_is_read_as_rejected() -> None:
     world = Life("wfq").world
-    world.turn(after_ms=ARRIVAL_MS)
     job = world.submit(slots=9)
     world.turn()
     assert naively(world).jobs[job]["state"] == "REJECTED"

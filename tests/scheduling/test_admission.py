@@ -8,7 +8,6 @@ from ledger import events as e
 from ledger.events import JobState
 from ledger.names import JobId
 from ledger.policy import Policy, Pool
-from scheduling.admission import ARRIVAL_MS
 from tests.world import World
 
 GIB = 1 << 30
@@ -21,7 +20,6 @@ def fleet(policy: Policy | None = None) -> World:
     world.node_up("n2", 4, kind="gpu", gpu="H100", gpu_memory_bytes=80 * GIB, pool="big")
     world.node_up("n3", 1, kind="gpu", gpu="H100", gpu_memory_bytes=80 * GIB, pool="big")
     world.turn()
-    world.turn(after_ms=ARRIVAL_MS)
     return world
 
 
@@ -113,15 +111,3 @@ def test_a_job_cancelled_before_it_was_admitted_is_cancelled() -> None:
     world.cancel(job)
     world.turn()
     assert world.job(job).state is JobState.CANCELLED
-
-
-def test_a_job_is_not_too_wide_for_a_node_whose_slots_are_still_reporting() -> None:
-    world = World()
-    world.node_up("n1", 1)
-    world.turn()
-    job = world.submit(slots=2)
-    world.turn(after_ms=ARRIVAL_MS - 1)
-    assert world.job(job).state is JobState.PENDING
-    world.ready("n1-cpu1", e.Slot(kind="cpu", index=1), machine="n1")
-    world.turn()
-    assert world.job(job).state is JobState.ASSIGNED

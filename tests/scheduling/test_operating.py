@@ -12,7 +12,6 @@ from ledger.names import JobId
 from ledger.policy import Policy, Pool
 from ledger.projection import Projection
 from ledger.state import Phase, State
-from scheduling.admission import ARRIVAL_MS
 from scheduling.explain import Explainer
 from scheduling.queues import Waiting
 from tests.world import World, assigned_job, lost_job, running_job, sha256_of, world_of_one_node
@@ -421,7 +420,6 @@ def test_a_retried_job_waits_behind_those_that_wait() -> None:
 
 def test_what_is_done_or_impossible_or_open_is_not_retried() -> None:
     world = world_of_one_node()
-    world.turn(after_ms=ARRIVAL_MS)
     done, impossible = running_job(world), world.submit(gpu_type="h100")
     world.finish(done)
     world.turn()

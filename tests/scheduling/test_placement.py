@@ -10,7 +10,6 @@ from ledger import events as e
 from ledger.events import JobState, Liveness
 from ledger.names import JobId, WorkerName
 from ledger.policy import Policy, Pool
-from scheduling.admission import ARRIVAL_MS
 from tests.world import World
 
 GIB = 1 << 30
@@ -22,7 +21,6 @@ def gpu_world(**nodes: tuple[str, int, int]) -> World:
     for node, (gpu, gib, slots) in nodes.items():
         world.node_up(node, slots, kind="gpu", gpu=gpu, gpu_memory_bytes=gib * GIB)
     world.turn()
-    world.turn(after_ms=ARRIVAL_MS)
     return world
 
 
@@ -72,7 +70,6 @@ def test_slots_of_different_gpus_are_not_mixed() -> None:
     for index, gpu in enumerate(("T4", "A100")):
         world.ready(f"n1-gpu{index}", e.Slot(kind="gpu", index=index, gpu_name=gpu))
     world.turn()
-    world.turn(after_ms=ARRIVAL_MS)
     assert place(world, slots=2) == "REJECTED"
 
 

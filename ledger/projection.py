@@ -284,8 +284,7 @@ class Projection(Transitions):
                     self.touch_node(worker.node)
             case _:
                 raise AssertionError(f"unknown fact {fact!r}")
-        if fact.writer == worker.writer:
-            self.advance_cursor(worker, fact.cursor)
+        self.advance_cursor(worker, fact.cursor)
 
     def _started(self, fact: e.AttemptStarted) -> None:
         job, attempt = self._find(fact.job, fact.attempt)

@@ -180,7 +180,7 @@ class Leader:
             self._problems.pop(fact.worker, None)
         elif isinstance(fact, e.WorkerFact):
             worker = self._state.workers.get(fact.worker)
-            if worker is not None and worker.writer == fact.writer:
+            if worker is not None:
                 self._judge.sign_of_life(worker.node)
                 if isinstance(fact, e.AttemptFinished):
                     self._note_use_of(worker, fact.utilisation_percent)

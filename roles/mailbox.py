@@ -12,7 +12,7 @@ from collections import deque
 
 import msgspec
 
-from ledger.errors import LedgerError, RequestError
+from ledger.errors import LedgerError
 from ledger.events import SCHEMA, AnyMessage, RunMessage, StopMessage, decode_message
 from ledger.journal import decode_header_of
 from ledger.keys import message_key
@@ -23,10 +23,6 @@ LOOK_MAX = 16
 """Messages read in one look; the next look follows at once if there may be more."""
 
 _JITTER_PERCENT = 20
-
-
-class NameTakenError(RequestError):
-    """The node's name belongs to another machine: nothing of its mailbox is for this one."""
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -124,9 +120,4 @@ class Mailbox:
             self._next,
         ):
             raise LedgerError(f"{key} holds message {message.n} of {message.worker}")
-        if message.machine not in ("", self._context.machine):
-            raise NameTakenError(
-                f"{key} is for another machine ({message.machine}) under this worker's name: "
-                "give one of the two another --node"
-            )
         return message

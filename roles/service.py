@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from ledger import events as e
 from ledger.errors import RequestError
 from ledger.events import SUPERSEDED, AttemptRef
+from ledger.journal import Journal
 from ledger.keys import attempt_name
 from ledger.names import NodeName, WorkerName
 from ledger.spool import SpoolStorage
@@ -29,7 +30,7 @@ from roles.gate import Gate
 from roles.jobplan import JobBase
 from roles.launcher import Launcher
 from roles.logship import LogShipper
-from roles.mailbox import Mailbox, NameTakenError, Unreadable
+from roles.mailbox import Mailbox, Unreadable
 from roles.processes import Identity
 from roles.reports import Reports
 from roles.slotgpu import SlotGpu
@@ -219,14 +220,7 @@ class Service:
     # -- messages
 
     def _look_into_mailbox(self) -> None:
-        try:
-            self._mailbox.look(followed=self._parts.workspace.is_followed())
-        except NameTakenError:
-            # This machine was silent for so long that another one has its place: what runs
-            # here was declared lost, and must write nothing more.
-            for attempt in self._watched.values():
-                self._stop(attempt, SUPERSEDED)
-            raise
+        self._mailbox.look(followed=self._parts.workspace.is_followed())
         for attempt in self._watched.values():
             if attempt.runs and attempt.is_exclusive:
                 # A full disk ends an exclusive job: nobody can say that the bucket is there.
@@ -235,6 +229,10 @@ class Service:
 
     def _handle_stops(self) -> None:
         while (message := self._mailbox.first_stop()) is not None:
+            if self._is_for_another(message):
+                self._mailbox.stop_handled()
+                self._reports.skipped()
+                continue
             attempt = self._watched.get(AttemptRef(message.job, message.attempt))
             if attempt is not None and attempt.runs:
                 self._stop(attempt, message.reason, message.grace_ms)
@@ -257,7 +255,8 @@ class Service:
         if message is None or isinstance(message, Unreadable):
             return False
         ref = AttemptRef(message.job.id, message.attempt)
-        if ref in self._watched or self._reports.knows_end(ref):
+        known = ref in self._watched or self._reports.knows_end(ref)
+        if known or self._is_for_another(message):
             self._mailbox.handled()
             self._reports.skipped()
             return True
@@ -276,6 +275,27 @@ class Service:
         self._mailbox.handled()
         self._act(ref, claiming, owner)
         return True
+
+    def _is_for_another(self, message: e.AnyMessage) -> bool:
+        """Whether it was for a machine that had this worker's name before.
+
+        Raises RequestError where another machine has it now: this one was silent for so long
+        that it lost its place. What runs here was declared lost, and is stopped.
+        """
+        own = self._context.machine
+        if message.machine in ("", own):
+            return False
+        journal = Journal(self._context.store, self._context.ledger)
+        journal.load()
+        node = journal.projection.state.nodes.get(self._options.node)
+        if node is None or node.machine in ("", own):
+            return True
+        for attempt in self._watched.values():
+            self._stop(attempt, SUPERSEDED)
+        raise RequestError(
+            f"node {self._options.node} belongs to another machine ({node.machine}) now: give "
+            "one of the two another --node"
+        )
 
     def _act(self, ref: AttemptRef, claiming: Claiming, owner: Owner) -> None:
         """The claim is settled, and only now is anything done."""

@@ -233,8 +233,7 @@ class NaiveReader:
             job, attempt = self.find(fact)
             if job is not None and attempt is not None:
                 getattr(self, "fact_" + fact["kind"])(fact, job, attempt)
-        if fact["writer"] == worker["writer"]:
-            self.advance(worker, fact["cursor"])
+        self.advance(worker, fact["cursor"])
 
     def fact_start(self, fact: Body, job: Body, attempt: Body) -> None:
         if attempt["started_at"] is None:

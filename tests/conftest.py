@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,3 +33,9 @@ def gpuq_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, st
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     return dict(os.environ)
+
+
+# A shell that runs the tests in the background ignores SIGINT for them, and their children
+# would inherit that: then no test could interrupt anything.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -165,6 +165,8 @@ class Leader:
         polled = self._facts.poll(
             state.writers, state.newest_stamp_ms, state.at, state.held_stamp_ms
         )
+        for key in self._facts.take_strays():
+            log.warning("no fact can have this key", key=key)
         if self._beat_is_in:
             self._judge.read_succeeded(self._context.clock.boot_ms())
         facts = tuple(item for item in polled if isinstance(item, e.Posted))

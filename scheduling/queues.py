@@ -115,11 +115,6 @@ class Queues:
         for ranked in self._pools.get(pool, {}).get(shape, ()):
             yield ranked.flow
 
-    def in_order(self, pool: str, shape: Shape) -> Iterator[JobId]:
-        """The heads of all flows with this shape, in the pool's order."""
-        for ranked in self._pools.get(pool, {}).get(shape, ()):
-            yield ranked.job
-
     def best(
         self,
         pool: str,

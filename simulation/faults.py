@@ -196,7 +196,7 @@ class World:
             dispatches=True,
             read_gpus=lambda: (),
         )
-        host = SimHost(machine, machine.name, TIMINGS)
+        host = SimHost(machine)
         Supervisor(self.context(machine), options, host).run()
 
     def _work(self, machine: Machine, name: WorkerName, slots: dict[WorkerName, e.Slot]) -> None:

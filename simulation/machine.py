@@ -17,7 +17,6 @@ from typing import Protocol
 import msgspec
 
 from ledger.errors import ConflictError, RequestError
-from ledger.timings import Timings
 from roles.launcher import Plan, RunResult, State
 from roles.processes import Identity, Killed
 from roles.status import WorkerStatus
@@ -361,9 +360,8 @@ class SimWorkspace:
 class SimHost:
     """A node's processes on a simulated machine."""
 
-    def __init__(self, machine: Machine, node: str, timings: Timings) -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._supervisor = f"node-{node}"
 
     def take(self) -> bool:
         return True

@@ -30,8 +30,8 @@ _EXIT_CODE_TRIES = 5
 _EXIT_CODE_PAUSE_MS = 50
 """tmux notices an end a moment after the kernel."""
 
-UNKNOWN_RC = 255
-"""Of a process whose window is gone: nobody can say how it ended."""
+UNKNOWN = "unknown"
+"""How a process ended whose window is gone, or of which tmux (3.3a at least) lost the status."""
 
 log = structlog.get_logger()
 
@@ -53,8 +53,11 @@ class Host(Protocol):
     def runs(self, name: str) -> bool:
         """Whether it runs, whoever started it."""
 
-    def ended(self, name: str) -> int | None:
-        """The exit code of a process that this supervisor started, told once; else None."""
+    def ended(self, name: str) -> int | str | None:
+        """The exit code of a process that this supervisor started, or ``UNKNOWN``.
+
+        Told once; None where it did not end.
+        """
 
     def signal(self, name: str, signum: signal.Signals) -> None:
         """Signal it, if it is certain which process that is."""
@@ -142,7 +145,7 @@ class LocalHost:
             or is_locked(self._lock_of(name))
         )
 
-    def ended(self, name: str) -> int | None:
+    def ended(self, name: str) -> int | str | None:
         if name in self._in_windows:
             return self._ended_in_window(name)
         child = self._children.get(name)
@@ -151,7 +154,7 @@ class LocalHost:
         del self._children[name]
         return child.returncode
 
-    def _ended_in_window(self, name: str) -> int | None:
+    def _ended_in_window(self, name: str) -> int | str | None:
         identity = self._in_windows[name]
         if self._windows is None or (identity is not None and is_alive(identity)):
             return None
@@ -161,7 +164,7 @@ class LocalHost:
             if code is not None:
                 return code
             self._context.clock.sleep_ms(_EXIT_CODE_PAUSE_MS)
-        return UNKNOWN_RC
+        return UNKNOWN
 
     def signal(self, name: str, signum: signal.Signals) -> None:
         child = self._children.get(name)

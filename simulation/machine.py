@@ -376,7 +376,7 @@ class SimHost:
     def runs(self, name: str) -> bool:
         return self._machine.runs(name)
 
-    def ended(self, name: str) -> int | None:
+    def ended(self, name: str) -> int | str | None:
         return None
 
     def signal(self, name: str, signum: signal.Signals) -> None:

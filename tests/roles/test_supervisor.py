@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -118,7 +119,9 @@ def test_each_worker_runs_in_a_window_of_its_name(cluster: Cluster, tmux: Tmux) 
         what="another worker is there",
     )
     assert list(tmux.panes()) == workers
-    assert "event='ended' process='n1-cpu0' rc=-9" in said_by(cluster, "n1")
+    # tmux 3.3a loses about a third of the exit statuses for good; then none is invented.
+    (said,) = re.findall(r"event='ended' process='n1-cpu0' rc=(\S+)", said_by(cluster, "n1"))
+    assert said in ("-9", "'unknown'")
     cluster.drain()
     assert tmux("list-sessions") == ""
 

@@ -34,6 +34,7 @@ from roles.jobplan import JobBase
 from roles.service import WorkerOptions, WorkerParts
 from roles.supervisor import Supervisor, SupervisorOptions
 from roles.worker import Worker
+from scheduling import health
 from simulation.bucket import Bucket, Connection, Faults
 from simulation.checkers import Breach, Truth, fold, frozen
 from simulation.hub import Hub, Process
@@ -45,6 +46,8 @@ FAULTS_MS = 400 * SECOND_MS
 """How long faults are played."""
 DRAIN_MS = 1_500 * SECOND_MS
 """How long everything may take to end after them."""
+BLOCK_MS = 100 * SECOND_MS
+"""How long a bad node is blocked at first; at most twice as long."""
 GAP_MS, GAP_HELD_MS = 100 * SECOND_MS, 300 * SECOND_MS
 CHECKPOINT_EVERY_PAGES = 20
 
@@ -443,6 +446,8 @@ class World:
         with (
             patch.object(ledger_state, "GAP_MS", GAP_MS),
             patch.object(ledger_state, "GAP_HELD_MS", GAP_HELD_MS),
+            patch.object(health, "PAUSE_MS", BLOCK_MS),
+            patch.object(health, "PAUSE_MAX_MS", 2 * BLOCK_MS),
             patch.object(leader_module, "CHECKPOINT_EVERY_PAGES", CHECKPOINT_EVERY_PAGES),
         ):
             return self._run()

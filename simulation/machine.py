@@ -248,7 +248,7 @@ class Attempt:
             return "ended"
         if self._runner_alive:
             return "running"
-        if self._launched:
+        if self._runs_since_ms is not None:
             return "dead"
         return "prepared" if self._plan is not None else "absent"
 

@@ -125,11 +125,14 @@ class FairState:
         """``w_org * w_class / sum of w_class over the organization's active classes``.
 
         So only ``w_org`` counts between organizations: more flows give no more share.
-        The flow itself counts as active.
+        The flow itself counts as active. In a pool that shares by flow it is plainly
+        ``w_org * w_class``.
         """
-        own = policy.class_weight(flow.workload_class)
+        own = policy.class_weight(flow.workload_class, flow.pool)
+        if policy.pool(flow.pool).share == "flow":
+            return policy.organization_weight(flow.organization) * own, WEIGHT_ONE * WEIGHT_ONE
         total = own + sum(
-            policy.class_weight(name)
+            policy.class_weight(name, flow.pool)
             for name, sibling in self._siblings[flow.organization, flow.pool].items()
             if name != flow.workload_class and sibling.active
         )

@@ -1,16 +1,20 @@
-"""The agreement between organizations, as data: weights, classes and pool rosters.
+"""The agreement between organizations, as data: shares, classes, pools and limits.
 
-Owns the Structs that a ``policy`` fact carries and that the fold needs. Reading and
-checking a policy file is ``scheduling.policy``. Weights are integers in thousandths, so
-that ``0.5`` is exact.
+Owns the Structs that a ``policy`` fact carries and that the fold needs, and what follows
+from them alone: weights, standing, the limits that hold for a job. Reading and checking a
+policy file is ``scheduling.policy_file``. Weights are integers in thousandths, so that
+``0.5`` is exact. A limit of 0 is none. Patterns are shell patterns.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 import msgspec
+
+from ledger.names import FlowId, as_name
 
 WEIGHT_ONE = 1_000
 """The weight 1."""
@@ -18,23 +22,114 @@ WEIGHT_ONE = 1_000
 CLASSES = ("system", "interactive", "batch")
 """The workload classes in the order in which ``strict`` serves them."""
 
-_CLASS_WEIGHTS = {"system": 6_000, "interactive": 6_000, "batch": 1_000}
-
 DISCIPLINES = ("wfq", "sfq", "fifo", "strict")
 
+SHARES = ("organization", "flow")
 
-class Organization(msgspec.Struct, frozen=True, kw_only=True):
+RETRY_BUDGET_PERCENT = 10
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one organization, class, flow or pool may have at once or a minute."""
+
+    slots: int = 0
+    """Running at once: of an organization or class in all pools together."""
+    slots_percent: int = 0
+    """Running at once, of the slots that serve a pool; of each pool on its own."""
+    submissions_per_minute: int = 0
+    submissions_burst: int = 0
+    """Submissions at once before the rate holds them; 0: one minute's."""
+    queue_length: int = 0
+    queue_age_ms: int = 0
+    """A job that waited longer without ever being started is expired."""
+
+
+class Organization(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``weight`` in thousandths."""
 
     weight: int = WEIGHT_ONE
+    owner: str = ""
+    """Whom to ask."""
+    members: tuple[str, ...] = ()
+    """Submitters, as ``user`` or ``user@host``, or patterns of either."""
+    limits: Limits = Limits()
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
+class AllowRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Jobs that may have a class: every list that is not empty must match."""
+
+    submitters: tuple[str, ...] = ()
+    organizations: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def matches(self, user: str, organization: str, pool: str, name: str) -> bool:
+        """Whether the job of that submitter, organization, pool and name is meant."""
+        return (
+            (not self.submitters or is_submitter(user, self.submitters))
+            and _any_matches(organization, self.organizations)
+            and _any_matches(pool, self.pools)
+            and _any_matches(name, self.names)
+        )
+
+
+class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``weight`` in thousandths."""
+
+    weight: int = WEIGHT_ONE
+    allow: tuple[AllowRule, ...] = ()
+    """Who may have it; empty: everybody."""
+    demote_to: str = ""
+    """The class of those who may not; empty: they are rejected."""
+    strict: bool = False
+    """Its flows are served before all that are not strict."""
+    wait_target_ms: int = 0
+    """A longer wait is shown as overdue."""
+    limits: Limits = Limits()
+
+
+class FlowAgreement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What holds for one flow alone."""
+
+    wait_target_ms: int = 0
+    limits: Limits = Limits()
+
+
+class ApiLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an external service takes, over every 60 s and at once."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    in_flight: int = 0
+    output_factor: int = 2
+    """How many input tokens one output token counts for, in the cost of a job."""
+
+
+class RetryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How often failed work may be tried again."""
+
+    attempts_max: int = 0
+    """Of one job, the first included."""
+    budget_percent: int = RETRY_BUDGET_PERCENT
+    """Further attempts that a flow may have, of its first ones."""
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who serves a pool, and in which order it serves its flows."""
 
     workers: tuple[str, ...] = ()
     """Names of workers or nodes, or shell patterns of either."""
     discipline: str = "wfq"
+    share: str = "organization"
+    """``organization``: its classes divide its share; ``flow``: each flow has its own."""
+    class_weights: dict[str, int] = {}
+    """In thousandths; of a class that is not named the policy's."""
+    queue_age_ms: dict[str, int] = {}
+    """By class; as ``Limits.queue_age_ms``."""
+    limits: Limits = Limits()
+    api: ApiLimits | None = None
+    """Of a pool that stands for an external service."""
+    retry: RetryRule = RetryRule()
 
     def lists(self, worker: str) -> bool:
         """Whether the roster names this worker, or its node."""
@@ -44,23 +139,68 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def _default_classes() -> dict[str, WorkloadClass]:
+    return {
+        "system": WorkloadClass(weight=6 * WEIGHT_ONE),
+        "interactive": WorkloadClass(weight=6 * WEIGHT_ONE),
+        "batch": WorkloadClass(),
+    }
+
+
+class Scope(msgspec.Struct, frozen=True, order=True):
+    """What a limit counts: one organization, class, flow or pool; in one pool, or in all."""
+
+    kind: str
+    name: str
+    pool: str = ""
+
+    def __str__(self) -> str:
+        within = f" in pool {self.pool}" if self.pool else ""
+        return f"{self.kind} {self.name}{within}"
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Organization and class under which a job is scheduled."""
+
+    organization: str
+    workload_class: str
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a job has no standing."""
+
+    reason: str
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Without entries: every organization has weight 1 and pools are what workers say."""
 
     organizations: dict[str, Organization] = {}
+    classes: dict[str, WorkloadClass] = msgspec.field(default_factory=_default_classes)
     pools: dict[str, Pool] = {}
-    class_weights: dict[str, int] = msgspec.field(default_factory=lambda: dict(_CLASS_WEIGHTS))
+    flows: dict[FlowId, FlowAgreement] = {}
+    default_organization: str = ""
+    """Of submitters whom no organization lists, where any lists its members; empty: refused."""
 
     def organization_weight(self, organization: str) -> int:
         """In thousandths, at least one; 1 for an organization that the policy does not name."""
         return max(1, self.organizations.get(organization, Organization()).weight)
 
-    def class_weight(self, workload_class: str) -> int:
+    def class_weight(self, workload_class: str, pool: str = "") -> int:
         """In thousandths, at least one: no policy, however wrong, may divide by nothing."""
-        return max(1, self.class_weights.get(workload_class, WEIGHT_ONE))
+        own = self.classes.get(workload_class, WorkloadClass()).weight
+        return max(1, self.pool(pool).class_weights.get(workload_class, own))
+
+    def pool(self, name: str) -> Pool:
+        return self.pools.get(name, _NO_POOL)
 
     def discipline(self, pool: str) -> str:
-        return self.pools.get(pool, Pool()).discipline
+        return self.pool(pool).discipline
+
+    def is_strict(self, workload_class: str) -> bool:
+        """Whether flows of the class go before all others."""
+        known = self.classes.get(workload_class)
+        return known is not None and known.strict
 
     def pool_of(self, worker: str, declared: str) -> str:
         """The pool whose roster lists the worker; else the one that it declared itself.
@@ -71,6 +211,91 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         for name, pool in self.pools.items():
             if pool.lists(worker):
                 return name
-        if self.pools.get(declared, Pool()).workers:
+        if self.pool(declared).workers:
             return ""
         return declared
+
+    def standing(
+        self, *, user: str, organization: str, workload_class: str, pool: str, name: str
+    ) -> Standing | Refusal:
+        """Under what a job is scheduled that asks for this, whatever its submitter says."""
+        belongs = self._organization_of(user, organization)
+        if isinstance(belongs, Refusal):
+            return belongs
+        allowed = self._class_for(user, belongs, workload_class, pool, name)
+        return allowed if isinstance(allowed, Refusal) else Standing(belongs, allowed)
+
+    def _organization_of(self, user: str, asked: str) -> str | Refusal:
+        """Where nobody lists members, everybody says it for himself."""
+        if not any(known.members for known in self.organizations.values()):
+            return asked
+        own = [
+            name for name, known in self.organizations.items() if is_submitter(user, known.members)
+        ]
+        if asked in own:
+            return asked
+        says_nothing = asked in (as_name(user), as_name(user.partition("@")[0]))
+        if own and says_nothing:
+            return own[0]
+        if own:
+            return Refusal(f"{user} is no member of organization {asked!r}, but of {own[0]!r}")
+        if self.default_organization:
+            return self.default_organization
+        return Refusal(f"no organization lists {user} among its members")
+
+    def _class_for(
+        self, user: str, organization: str, asked: str, pool: str, name: str
+    ) -> str | Refusal:
+        known = self.classes.get(asked)
+        if known is None:
+            return Refusal(f"no class {asked!r}; classes are {', '.join(self.classes)}")
+        if not known.allow or any(
+            rule.matches(user, organization, pool, name) for rule in known.allow
+        ):
+            return asked
+        if known.demote_to:
+            return known.demote_to
+        return Refusal(
+            f"no allow rule of class {asked!r} matches {user} of {organization} "
+            f"with job {name!r} in pool {pool!r}"
+        )
+
+    def limits_of(self, flow: FlowId) -> Iterator[tuple[Scope, Limits]]:
+        """The limits that hold for the jobs of a flow, the narrowest first."""
+        organization, workload_class, pool = flow.split("/")
+        agreed = self.flows.get(flow)
+        if agreed is not None:
+            yield Scope("flow", flow), agreed.limits
+        if organization in self.organizations:
+            yield Scope("organization", organization), self.organizations[organization].limits
+        if workload_class in self.classes:
+            yield Scope("class", workload_class), self.classes[workload_class].limits
+        if pool in self.pools:
+            yield Scope("pool", pool), self.pools[pool].limits
+
+    def queue_age_ms(self, flow: FlowId) -> tuple[int, str]:
+        """The shortest queue age that holds for a flow (0: none), and whose it is."""
+        _, workload_class, pool = flow.split("/")
+        ages = [(limits.queue_age_ms, str(scope)) for scope, limits in self.limits_of(flow)]
+        of_pool = self.pool(pool).queue_age_ms.get(workload_class, 0)
+        ages.append((of_pool, f"class {workload_class} in pool {pool}"))
+        return min((age for age in ages if age[0]), default=(0, ""))
+
+    def wait_target_ms(self, flow: FlowId) -> int:
+        """Beyond which a wait of the flow is overdue; 0: never."""
+        workload_class = flow.split("/")[1]
+        own = self.flows[flow].wait_target_ms if flow in self.flows else 0
+        return own or self.classes.get(workload_class, WorkloadClass()).wait_target_ms
+
+
+_NO_POOL = Pool()
+
+
+def is_submitter(user: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a pattern names ``user``, or the part of it before the host."""
+    short = user.partition("@")[0]
+    return any(fnmatchcase(user, each) or fnmatchcase(short, each) for each in patterns)
+
+
+def _any_matches(text: str, patterns: tuple[str, ...]) -> bool:
+    return not patterns or any(fnmatchcase(text, pattern) for pattern in patterns)

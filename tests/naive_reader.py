@@ -140,7 +140,7 @@ class NaiveReader:
             self.retry(fact["job"])
         elif kind == "policy":
             pools = fact["policy"]["pools"]
-            self.disciplines = {name: pool["discipline"] for name, pool in pools.items()}
+            self.disciplines = {name: pool.get("discipline", "wfq") for name, pool in pools.items()}
         elif kind == "ready":
             self.ready(fact)
         elif kind not in ("drain", "undrain") and fact["worker"] in self.workers:

@@ -77,7 +77,18 @@ BODIES: dict[Section, Body] = {
     ("gpuq.json", ""): e.LedgerInfo,
     **{("Facts", body.__name__): body for body in (e.Fact, e.WorkerFact, e.JobSpec, e.Slot)},
     **{
-        ("Facts", body.__name__): body for body in (policy.Policy, policy.Organization, policy.Pool)
+        ("Facts", body.__name__): body
+        for body in (
+            policy.Policy,
+            policy.Organization,
+            policy.WorkloadClass,
+            policy.AllowRule,
+            policy.FlowAgreement,
+            policy.Limits,
+            policy.Pool,
+            policy.ApiLimits,
+            policy.RetryRule,
+        )
     },
     **{("Beats", body.__name__): body for body in (e.Beat, e.SlotBeat)},
     **{("The journal", body.__name__): body for body in (e.Page, e.Posted)},

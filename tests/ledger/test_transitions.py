@@ -13,7 +13,7 @@ from ledger import events as e
 from ledger.events import AttemptRef, JobState, Liveness
 from ledger.fair_state import SCALE
 from ledger.names import FlowId, NodeName, WorkerName
-from ledger.policy import Organization, Policy, Pool
+from ledger.policy import Organization, Policy, Pool, WorkloadClass
 from ledger.transitions import RECENT_ENDED_MAX, REQUEUES_MAX
 from tests.world import World, assigned_job, job_id, lost_job, running_job, world_of_one_node
 
@@ -430,7 +430,8 @@ def test_a_weight_of_zero_or_less_stops_nobody() -> None:
     """Whoever puts such a fact must not stop every reader for ever."""
     for weight in (0, -5):
         policy = Policy(
-            organizations={"a": Organization(weight=weight)}, class_weights={"batch": weight}
+            organizations={"a": Organization(weight=weight)},
+            classes={"batch": WorkloadClass(weight=weight)},
         )
         made = world_of_one_node(policy=policy)
         job = made.submit()

@@ -19,9 +19,13 @@ __all__ = [
     "Elected",
     "FlowBlocked",
     "FlowFreed",
+    "JobAdmitted",
+    "JobExpired",
     "JobHeld",
     "JobRejected",
     "JobRequeued",
+    "JobResumed",
+    "JobRetried",
     "LossDeclared",
     "NodeBlocked",
     "NodeFreed",
@@ -49,6 +53,15 @@ class JobRejected(Decision, frozen=True, tag="reject"):
     reason: str
 
 
+class JobAdmitted(Decision, frozen=True, tag="admit"):
+    """The policy gives the job another standing than it asked for."""
+
+    job: JobId
+    organization: str
+    workload_class: str
+    reason: str
+
+
 class AttemptAssigned(Decision, frozen=True, tag="assign"):
     """``slots[0]`` is the lead worker, whose mailbox gets message number ``message``."""
 
@@ -59,7 +72,7 @@ class AttemptAssigned(Decision, frozen=True, tag="assign"):
     start_tag: int
     finish_tag: int
     cost_ms: int
-    """The estimate that is charged, in slot-milliseconds."""
+    """The estimate that is charged: slot-milliseconds, or tokens in an API pool."""
     weight: tuple[int, int]
     """Numerator and denominator, as of this dispatch."""
     backfill: bool = False
@@ -100,6 +113,27 @@ class JobHeld(Decision, frozen=True, tag="hold"):
     reason: str
 
 
+class JobExpired(Decision, frozen=True, tag="expire"):
+    """It waited longer than it may."""
+
+    job: JobId
+    reason: str
+
+
+class JobRetried(Decision, frozen=True, tag="again"):
+    """It failed and goes back to its flow, behind all that wait there, at ``until``."""
+
+    job: JobId
+    reason: str
+    until: int
+
+
+class JobResumed(Decision, frozen=True, tag="resume"):
+    """The time has come for which it was put off."""
+
+    job: JobId
+
+
 class LossDeclared(Decision, frozen=True, tag="lost"):
     """Provisional while there is no newer attempt."""
 
@@ -130,10 +164,14 @@ class ReservationEnded(Decision, frozen=True, tag="unreserve"):
 class FlowBlocked(Decision, frozen=True, tag="block"):
     flow: FlowId
     reason: str
+    limit: str = ""
+    """Of a flow that its own limit holds: whose limit it is, as ``str(Scope)``."""
 
 
 class FlowFreed(Decision, frozen=True, tag="free"):
     flow: FlowId
+    credit: int = 0
+    """Of a flow that its own limit held: how far behind the pool's virtual time it may be."""
 
 
 class NodeBlocked(Decision, frozen=True, tag="block_node"):
@@ -176,6 +214,10 @@ AnyDecision = (
     | AttemptFound
     | SlotsReserved
     | ReservationEnded
+    | JobAdmitted
+    | JobExpired
+    | JobRetried
+    | JobResumed
     | FlowBlocked
     | FlowFreed
     | OverrunCharged

@@ -16,7 +16,7 @@ import msgspec
 
 from ledger.decisions import *  # noqa: F403 - a page holds them: ``e.JobRequeued``
 from ledger.decisions import AnyDecision
-from ledger.names import Epoch, FlowId, JobId, NodeName, Seq, WorkerName, WriterName
+from ledger.names import Epoch, FlowId, JobId, NodeName, Seq, WorkerName, WriterName, flow_id
 from ledger.policy import Policy
 
 SCHEMA = 1
@@ -117,10 +117,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     signal: str = ""
     """One of ``LEAD_SIGNALS``, sent to the job ``lead_ms`` before its time limit."""
     lead_ms: int = 0
+    deadline_at: int = 0
+    """When its result is no longer wanted: it waits, runs and is retried no longer."""
+    retries: int = 0
+    """Further attempts after one that ended as ``retry_on`` says."""
+    retry_on: tuple[str, ...] = ()
+    """``rc=N``, ``failed``, ``oom``, ``timeout``; empty: ``failed``."""
+    requests: int = 0
+    """Requests to the external service that its pool stands for; 0 means one."""
+    input_tokens: int = 0
+    max_output_tokens: int = 0
 
     @property
     def flow(self) -> FlowId:
-        return FlowId(f"{self.organization}/{self.workload_class}/{self.pool}")
+        return flow_id(self.organization, self.workload_class, self.pool)
 
 
 # --- facts -------------------------------------------------------------------------
@@ -246,13 +256,25 @@ class AttemptStarted(WorkerFact, frozen=True, tag="start"):
     pid: int = 0
 
 
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a job said of its calls of an external service."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    throttled: int = 0
+    """Answers 429."""
+    timeouts: int = 0
+
+
 class AttemptFinished(WorkerFact, frozen=True, tag="finish"):
     """The job's process has exited, and nothing of its tree is left (or ``problem`` says)."""
 
     job: JobId
     attempt: int
     outcome: str
-    """``exited``, ``timeout``, ``stopped``, ``exclusive``, ``oom``, ``failed_to_start``."""
+    """``exited``, ``timeout``, ``deadline``, ``stopped``, ``exclusive``, ``oom``,
+    ``failed_to_start``."""
     rc: int
     """As a shell shows it: 128+n for signal n."""
     started_at: int
@@ -261,6 +283,7 @@ class AttemptFinished(WorkerFact, frozen=True, tag="finish"):
     log_bytes: int = 0
     utilisation_percent: int | None = None
     """A reading of the slot's GPU taken after the job had gone."""
+    report: Report | None = None
 
 
 class AttemptLost(WorkerFact, frozen=True, tag="lost"):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 from sortedcontainers import SortedList
 
-from ledger.names import FlowId
+from ledger.names import FlowId, flow_id
 from ledger.policy import WEIGHT_ONE, Policy
 
 SCALE = 1_000_000
@@ -59,6 +59,8 @@ class Flow(msgspec.Struct, kw_only=True):
     waiting: int = 0
     running: int = 0
     blocked: str = ""
+    limit: str = ""
+    """Whose limit holds it, where that is why it is blocked."""
 
     @property
     def active(self) -> bool:
@@ -112,7 +114,7 @@ class FairState:
 
     def flow(self, organization: str, workload_class: str, pool: str) -> Flow:
         """The flow of that name; it begins with nothing charged."""
-        key = FlowId(f"{organization}/{workload_class}/{pool}")
+        key = flow_id(organization, workload_class, pool)
         flow = self.flows.get(key)
         if flow is None:
             flow = Flow(id=key, organization=organization, workload_class=workload_class, pool=pool)
@@ -193,22 +195,21 @@ class FairState:
         assert flow.running >= 0, flow.id
         self._changed(flow, was_active=True)
 
-    def block(self, flow: Flow, reason: str) -> None:
+    def block(self, flow: Flow, reason: str, limit: str) -> None:
         """Nothing can serve the flow for now; while that is so it is level with nobody."""
-        flow.blocked = reason
-        self._rank(flow)
-
-    def free(self, flow: Flow) -> None:
-        """The flow can be served again: the time in which it could not earned nothing."""
-        flow.blocked = ""
-        flow.since = max(flow.since, self._level(flow.pool))
+        flow.blocked, flow.limit = reason, limit
         self._rank(flow)
         self._touch(flow)
 
-    def free_from_limit(self, flow: Flow, largest_charge: int) -> None:
-        """The flow's own limit no longer holds it: the time under it earned nothing."""
-        reached = self.pool(flow.pool).virtual_time - largest_charge
-        flow.since = max(flow.since, reached)
+    def free(self, flow: Flow, credit: int) -> None:
+        """The flow can be served again: the time in which it could not earned nothing.
+
+        One that its own limit held may be ``credit`` behind (the charge of its next job): a
+        flow that always runs at its limit would else get less than the limit allows.
+        """
+        level = self._level(flow.pool) - (credit if flow.limit else 0)
+        flow.blocked = flow.limit = ""
+        flow.since = max(flow.since, level)
         self._rank(flow)
         self._touch(flow)
 

@@ -67,3 +67,9 @@ def keyed_job_id(ledger: str, organization: str, key: str) -> JobId:
 def flow_id(organization: str, workload_class: str, pool: str) -> FlowId:
     """``organization/class/pool``: the unit between which fairness holds."""
     return FlowId(f"{organization}/{workload_class}/{pool}")
+
+
+def flow_parts(flow: FlowId) -> tuple[str, str, str]:
+    """Organization, class and pool of a flow; anything where those are no valid names."""
+    organization, workload_class, pool = flow.split("/", 2)
+    return organization, workload_class, pool

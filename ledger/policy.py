@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from ledger.names import FlowId, as_name
+from ledger.names import FlowId, as_name, flow_parts
 
 WEIGHT_ONE = 1_000
 """The weight 1."""
@@ -262,7 +262,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def limits_of(self, flow: FlowId) -> Iterator[tuple[Scope, Limits]]:
         """The limits that hold for the jobs of a flow, the narrowest first."""
-        organization, workload_class, pool = flow.split("/")
+        organization, workload_class, pool = flow_parts(flow)
         agreed = self.flows.get(flow)
         if agreed is not None:
             yield Scope("flow", flow), agreed.limits
@@ -275,7 +275,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def queue_age_ms(self, flow: FlowId) -> tuple[int, str]:
         """The shortest queue age that holds for a flow (0: none), and whose it is."""
-        _, workload_class, pool = flow.split("/")
+        _, workload_class, pool = flow_parts(flow)
         ages = [(limits.queue_age_ms, str(scope)) for scope, limits in self.limits_of(flow)]
         of_pool = self.pool(pool).queue_age_ms.get(workload_class, 0)
         ages.append((of_pool, f"class {workload_class} in pool {pool}"))
@@ -283,7 +283,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def wait_target_ms(self, flow: FlowId) -> int:
         """Beyond which a wait of the flow is overdue; 0: never."""
-        workload_class = flow.split("/")[1]
+        workload_class = flow_parts(flow)[1]
         own = self.flows[flow].wait_target_ms if flow in self.flows else 0
         return own or self.classes.get(workload_class, WorkloadClass()).wait_target_ms
 

@@ -14,11 +14,13 @@ from typing import assert_never
 
 from ledger import events as e
 from ledger import state as projection_state
+from ledger.decided import Decided
 from ledger.errors import LedgerError, UpgradeError
-from ledger.events import AttemptRef, JobState, Liveness
-from ledger.fair_state import charge
+from ledger.events import JobState, Liveness
 from ledger.keys import FactKey
-from ledger.names import NAME, WORKER, Epoch, JobId, Seq, WorkerName, WriterName
+from ledger.names import NAME, WORKER, Epoch, JobId, Seq, WorkerName, WriterName, flow_id
+from ledger.policy import Refusal
+from ledger.rates import admits, next_due
 from ledger.state import (
     INTRUDERS_MAX,
     Attempt,
@@ -26,10 +28,9 @@ from ledger.state import (
     NodeHealth,
     Phase,
     Placement,
-    Reservation,
     digest_of,
 )
-from ledger.transitions import Transitions, end_state
+from ledger.transitions import end_state
 
 
 def check_chain(page: e.Page, ledger: str, seq: int, sha256: str) -> None:
@@ -49,7 +50,7 @@ def check_chain(page: e.Page, ledger: str, seq: int, sha256: str) -> None:
         )
 
 
-class Projection(Transitions):
+class Projection(Decided):
     """A state and its fold. ``touched`` is what the last page, or part of one, changed."""
 
     def apply(self, page: e.Page, sha256: str) -> bool:
@@ -86,6 +87,7 @@ class Projection(Transitions):
         """Facts and seen of a page: all that its decisions rest on."""
         self._hold_tail(at)
         self.state.at = max(self.state.at, at)
+        self.forget_minutes(self.state.at)
         self.state.epoch, self.state.leader = epoch, leader
         for posted in facts:
             self.apply_fact(posted)
@@ -135,7 +137,7 @@ class Projection(Transitions):
             case e.CancelRequested():
                 self._cancel(fact)
             case e.HoldRequested():
-                self._hold(fact.job, fact.reason or f"held by {fact.by}")
+                self.hold(fact.job, fact.reason or f"held by {fact.by}")
             case e.ReleaseRequested():
                 job = self.state.jobs.get(fact.job)
                 if job is not None and job.state is JobState.HELD:
@@ -173,6 +175,7 @@ class Projection(Transitions):
         if archived is not None:
             return
         job = Job(spec=spec, arrival=state.arrivals, submitted_at=fact.at)
+        job.over_rate = self._over_rate(spec)
         state.arrivals += 1
         state.jobs[spec.id] = job
         self.touched.submitted[spec.id] = None
@@ -180,10 +183,36 @@ class Projection(Transitions):
         if spec.held:
             job.state = JobState.HELD
             job.reason = "held at submit"
+            self.touch(job)
         else:
             self.queue(job)
         if cancel is not None:
             self._cancel(cancel)
+
+    def _over_rate(self, spec: e.JobSpec) -> str:
+        """Whose rate of submissions this one breaks; else it is counted, and empty."""
+        state = self.state
+        standing = state.policy.standing(
+            user=spec.user,
+            organization=spec.organization,
+            workload_class=spec.workload_class,
+            pool=spec.pool,
+            name=spec.name,
+        )
+        if isinstance(standing, Refusal):
+            return ""
+        flow = flow_id(standing.organization, standing.workload_class, spec.pool)
+        counted: dict[str, int] = {}
+        for scope, limits in state.policy.limits_of(flow):
+            pace = limits.submissions_per_minute
+            if pace:
+                due_at = state.submissions_due.get(str(scope), 0)
+                burst = limits.submissions_burst or pace
+                if not admits(due_at, state.at, per_minute=pace, burst=burst):
+                    return str(scope)
+                counted[str(scope)] = next_due(due_at, state.at, per_minute=pace)
+        state.submissions_due.update(counted)
+        return ""
 
     def _cancel(self, fact: e.CancelRequested) -> None:
         job = self.state.jobs.get(fact.job)
@@ -207,12 +236,6 @@ class Projection(Transitions):
         if job is not None and NAME.fullmatch(fact.pool) and pin_is_sound:
             self.move(job, Placement(fact.pool, fact.worker))
 
-    def _hold(self, job_id: JobId, reason: str) -> None:
-        job = self.state.jobs.get(job_id)
-        if job is not None and job.state is JobState.PENDING:
-            self.unqueue(job, JobState.HELD)
-            job.reason = reason
-
     def _policy(self, fact: e.PolicyApplied) -> None:
         state = self.state
         state.policy = fact.policy
@@ -220,6 +243,7 @@ class Projection(Transitions):
         state.policy_by, state.policy_at = fact.by, fact.at
         for worker in state.workers.values():
             self.resolve_pool(worker)
+        self.touched.everything = True
         self.fair.touch_all()
 
     def _ready(self, fact: e.WorkerReady) -> None:
@@ -292,6 +316,7 @@ class Projection(Transitions):
             return
         if attempt.started_at is None:
             attempt.started_at = fact.at
+        self.note_begin(job, attempt, fact.at)
         self.mark_started(job, attempt)
 
     def _finished(self, fact: e.AttemptFinished) -> None:
@@ -303,13 +328,17 @@ class Projection(Transitions):
             return
         attempt.rc, attempt.log_bytes = fact.rc, fact.log_bytes
         attempt.started_at, attempt.reason = fact.started_at, fact.reason
-        self.settle(job, attempt, self.occupancy_ms(attempt, fact.ended_at))
+        attempt.report = fact.report
+        self.note_begin(job, attempt, fact.started_at)
+        self.note_use(job, attempt, fact.report)
+        self.settle(job, attempt, self.actual_cost(attempt, fact.ended_at))
         self.end_attempt(job, attempt, fact.outcome, fact.ended_at)
         if job.last is not attempt:
             attempt.superseded = True
             return
         job.moving = None
         self.note_health(job, attempt)
+        self.touched.finished[job.id] = None
         if fact.outcome in ("exited", "timeout"):
             self.learn(job.placed, fact.ended_at - fact.started_at)
         if self._goes_back(job, attempt):
@@ -331,8 +360,10 @@ class Projection(Transitions):
             return
         attempt.ran = fact.ran
         attempt.reason = fact.reason
+        self.note_begin(job, attempt, fact.at)
+        self.note_use(job, attempt, None)
         if fact.ran:
-            self.settle(job, attempt, self.occupancy_ms(attempt, fact.at))
+            self.settle(job, attempt, self.actual_cost(attempt, fact.at))
         elif job.last is not attempt or job.cancel is not None:
             self.settle(job, attempt, 0)
         self.end_attempt(job, attempt, "lost", fact.at)
@@ -374,6 +405,7 @@ class Projection(Transitions):
         if seen.owner != "revoke":
             return
         attempt.ran = False
+        self.note_use(job, attempt, None)
         if job.last is not attempt or job.state.ended:
             self.settle(job, attempt, 0)
         self.end_attempt(job, attempt, "revoked", self.state.at)
@@ -383,181 +415,3 @@ class Projection(Transitions):
         state.writers[seen.writer] = max(state.writers.get(seen.writer, 0), seen.n + 1)
         if seen.job and seen.job not in state.jobs and seen.job not in state.archive:
             state.refused[JobId(seen.job)] = seen.reason
-
-    # -- decisions
-
-    def apply_decision(self, decision: e.AnyDecision) -> None:
-        match decision:
-            case e.Elected():
-                self.state.format = decision.format
-                self.touched.everything = True
-            case e.JobRejected():
-                self._end_job(decision.job, JobState.REJECTED, decision.reason)
-            case e.AttemptAssigned():
-                self._assign(decision)
-            case e.StopOrdered():
-                self._stop(decision)
-            case e.RevokeBegun():
-                self._revoke(decision)
-            case e.JobRequeued():
-                job = self.state.jobs[decision.job]
-                self.requeue(job, decision.reason, self.state.at, counted=decision.counted)
-            case e.LossDeclared():
-                self._declare_lost(decision)
-            case e.AttemptFound():
-                self._found(decision)
-            case e.SlotsReserved():
-                self.state.reservations[decision.pool] = Reservation(
-                    job=decision.job,
-                    node=decision.node,
-                    start_at=decision.start_at,
-                    made_at=self.state.at,
-                )
-            case e.ReservationEnded():
-                self.state.reservations.pop(decision.pool, None)
-            case e.FlowBlocked():
-                self.fair.block(self.state.flows[decision.flow], decision.reason)
-            case e.FlowFreed():
-                self.fair.free(self.state.flows[decision.flow])
-            case e.OverrunCharged():
-                self._overrun(decision)
-            case e.JobHeld():
-                self._hold(decision.job, decision.reason)
-            case e.NodeBlocked():
-                blocked = NodeHealth(
-                    blocked=decision.reason, until=decision.until, pause_ms=decision.pause_ms
-                )
-                self.block(decision.node, blocked)
-            case e.NodeProbed():
-                self.probe(decision.node, None)
-            case e.NodeFreed():
-                self.block(decision.node, NodeHealth())
-            case _:
-                assert_never(decision)
-
-    def _assign(self, decision: e.AttemptAssigned) -> None:
-        state = self.state
-        job = state.jobs[decision.job]
-        flow = self.flow_of(job)
-        self.fair.dispatch(
-            flow,
-            start_tag=decision.start_tag,
-            finish_tag=decision.finish_tag,
-            discipline=state.policy.discipline(job.placed.pool),
-            backfill=decision.backfill,
-        )
-        attempt = Attempt(
-            number=decision.attempt,
-            slots=decision.slots,
-            message=decision.message,
-            assigned_at=state.at,
-            cost_ms=decision.cost_ms,
-            weight=decision.weight,
-        )
-        job.attempts.append(attempt)
-        job.state, job.reason = JobState.ASSIGNED, ""
-        self._post(
-            e.RunMessage(
-                ledger=state.ledger,
-                worker=attempt.lead,
-                n=decision.message,
-                seq=Seq(state.seq + 1),
-                job=job.spec,
-                attempt=decision.attempt,
-                slots=decision.slots,
-                machine=self._machine_of(attempt.lead),
-            )
-        )
-        self.occupy(job, attempt)
-        node = state.nodes[state.workers[attempt.lead].node]
-        if node.health.probing and node.health.probe is None:
-            self.probe(node.name, AttemptRef(job.id, attempt.number))
-        self.touch(job)
-
-    def _stop(self, decision: e.StopOrdered) -> None:
-        state = self.state
-        job, attempt = self._find(decision.job, decision.attempt)
-        assert job is not None and attempt is not None, decision
-        attempt.stop_ordered = True
-        attempt.stop_reason = decision.reason
-        if attempt.phase is Phase.STARTED:
-            attempt.phase = Phase.STOPPING
-            if job.last is attempt and not job.state.ended:
-                job.state = JobState.STOPPING
-        self._post(
-            e.StopMessage(
-                ledger=state.ledger,
-                worker=decision.worker,
-                n=decision.message,
-                seq=Seq(state.seq + 1),
-                job=decision.job,
-                attempt=decision.attempt,
-                reason=decision.reason,
-                grace_ms=decision.grace_ms,
-                machine=self._machine_of(decision.worker),
-            )
-        )
-        self.touch(job)
-
-    def _machine_of(self, worker: WorkerName) -> str:
-        return self.state.nodes[self.state.workers[worker].node].machine
-
-    def _post(self, message: e.AnyMessage) -> None:
-        """Number and body of a message follow from the page alone."""
-        worker = self.state.workers[message.worker]
-        assert message.n == worker.next_message, (message, worker.next_message)
-        worker.messages[message.n] = message
-        worker.next_message = message.n + 1
-        self.touched.workers[worker.name] = None
-
-    def _revoke(self, decision: e.RevokeBegun) -> None:
-        job, attempt = self._find(decision.job, decision.attempt)
-        assert job is not None and attempt is not None, decision
-        attempt.phase = Phase.REVOKING
-        attempt.reason = decision.reason
-        self.touch(job)
-        self.state.revoking.append(AttemptRef(job.id, attempt.number))
-
-    def _declare_lost(self, decision: e.LossDeclared) -> None:
-        job, attempt = self._find(decision.job, decision.attempt)
-        assert job is not None and attempt is not None, decision
-        attempt.phase = Phase.LOST
-        if attempt.started_at is None:
-            attempt.started_at = attempt.assigned_at
-        self.settle(job, attempt, self.occupancy_ms(attempt, self.state.at))
-        self.touch(job)
-        if job.last is not attempt:
-            return
-        reason = f"node of {attempt.lead} was silent"
-        if job.cancel is not None:
-            self.end(job, JobState.CANCELLED, job.cancel.reason, self.state.at)
-        elif not self.may_rerun(job, attempt):
-            self.end(job, JobState.NODE_FAIL, reason, self.state.at)
-
-    def _found(self, decision: e.AttemptFound) -> None:
-        job, attempt = self._find(decision.job, decision.attempt)
-        assert job is not None and attempt is not None, decision
-        stopping = attempt.stop_ordered
-        attempt.phase = Phase.STOPPING if stopping else Phase.STARTED
-        attempt.retried = False
-        self.reopen(job, JobState.STOPPING if stopping else JobState.RUNNING)
-
-    def _overrun(self, decision: e.OverrunCharged) -> None:
-        job, attempt = self._find(decision.job, decision.attempt)
-        assert job is not None and attempt is not None, decision
-        before = charge(attempt.cost_ms, attempt.weight)
-        attempt.cost_ms = decision.cost_ms
-        self.fair.adjust(self.flow_of(job), charge(decision.cost_ms, attempt.weight) - before)
-        self.touch(job)
-
-    # -- helpers
-
-    def _end_job(self, job_id: JobId, state: JobState, reason: str) -> None:
-        self.end(self.state.jobs[job_id], state, reason, self.state.at)
-
-    def _attempt(self, job: JobId, number: int) -> Attempt | None:
-        return self._find(job, number)[1]
-
-    def _find(self, job_id: JobId, number: int) -> tuple[Job | None, Attempt | None]:
-        job = self.state.jobs.get(job_id)
-        return job, job.attempt(number) if job is not None else None

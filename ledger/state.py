@@ -19,11 +19,13 @@ from ledger.events import (
     JobSpec,
     JobState,
     Liveness,
+    Report,
     Slot,
 )
 from ledger.fair_state import Flow, PoolClock
 from ledger.names import Epoch, FlowId, JobId, NodeName, Seq, WorkerName, WriterName
-from ledger.policy import Policy
+from ledger.policy import Policy, Standing
+from ledger.rates import Window
 
 RULES = 1
 """Version of ``scheduling.decide``; replay verifies the pages that carry it."""
@@ -59,7 +61,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     message: int
     assigned_at: int
     cost_ms: int
-    """Charged so far, slot-milliseconds."""
+    """Charged so far: slot-milliseconds, or tokens in an API pool."""
     weight: tuple[int, int]
     phase: Phase = Phase.ASSIGNED
     started_at: int | None = None
@@ -75,6 +77,9 @@ class Attempt(msgspec.Struct, kw_only=True):
     retried: bool = False
     """A user asked for a further attempt after this one was lost."""
     log_bytes: int = 0
+    report: Report | None = None
+    output_factor: int = 0
+    """Of an attempt that is charged in tokens: for how many one output token counts."""
 
     @property
     def lead(self) -> WorkerName:
@@ -102,6 +107,12 @@ class Job(msgspec.Struct, kw_only=True):
     """Where it may run instead of where it was submitted to."""
     moving: Placement | None = None
     """The same from its next requeue on: it is assigned, and is being taken back."""
+    standing: Standing | None = None
+    """What the policy made of the organization and class that were asked for."""
+    over_rate: str = ""
+    """Whose rate of submissions it broke."""
+    wakes_at: int = 0
+    """Until when it is put off; 0 where it is not."""
     requeues: int = 0
     ended_at: int | None = None
     conflicting_submits: int = 0
@@ -113,10 +124,17 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def placed(self) -> JobSpec:
-        """What was asked for, but with the pool and the pin that hold now."""
-        if self.moved is None:
-            return self.spec
-        return msgspec.structs.replace(self.spec, pool=self.moved.pool, worker=self.moved.worker)
+        """What was asked for, but with the standing, the pool and the pin that hold now."""
+        spec = self.spec
+        if self.moved is not None:
+            spec = msgspec.structs.replace(spec, pool=self.moved.pool, worker=self.moved.worker)
+        if self.standing is not None:
+            spec = msgspec.structs.replace(
+                spec,
+                organization=self.standing.organization,
+                workload_class=self.standing.workload_class,
+            )
+        return spec
 
     @property
     def last(self) -> Attempt | None:
@@ -264,6 +282,12 @@ class State(msgspec.Struct, kw_only=True):
     reservations: dict[str, Reservation] = {}
     flows: dict[FlowId, Flow] = {}
     pools: dict[str, PoolClock] = {}
+    windows: dict[str, Window] = {}
+    """By pool that stands for an external service: what counts against its limits."""
+    submissions_due: dict[str, int] = {}
+    """By whose rate of submissions: when the next one is due at an even pace."""
+    retry_budgets: dict[FlowId, int] = {}
+    """Thousandths of attempts that a flow may still have beyond first ones."""
     recent_cost_ms: dict[str, int] = {}
     """Flow and name stem to the blended run time of recent jobs (one slot)."""
     commands: dict[str, CommandRecord] = {}

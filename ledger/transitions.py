@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 
-from ledger.events import AttemptRef, JobSpec, JobState
+from ledger.events import AttemptRef, JobSpec, JobState, Report
 from ledger.fair_state import FairState, Flow, charge
 from ledger.health import HealthLog, failed_fast
 from ledger.names import FlowId, JobId, NodeName, Seq, WorkerName
+from ledger.policy import Standing
+from ledger.rates import Window
 from ledger.state import (
     ArchivedJob,
     Attempt,
@@ -37,8 +39,15 @@ DEFAULT_COST_MS = 600_000
 
 RECENT_STEMS_MAX = 10_000
 
+RETRY_FLOOR = 10
+"""Further attempts that a flow may have before it had any first ones."""
+
+RETRY_BUDGET_MAX = 100
+"""Further attempts that a flow can save up."""
+
 _OUTCOME_STATES = {
     "timeout": JobState.TIMEOUT,
+    "deadline": JobState.EXPIRED,
     "oom": JobState.OUT_OF_MEMORY,
     "exclusive": JobState.NODE_FAIL,
 }
@@ -52,15 +61,20 @@ class Touched:
         self.workers: dict[WorkerName, None] = {}
         self.nodes: dict[NodeName, None] = {}
         self.submitted: dict[JobId, None] = {}
+        self.finished: dict[JobId, None] = {}
         self.failed_fast: dict[JobId, None] = {}
+        self.pools: dict[str, None] = {}
+        """Of which the window let something go."""
         self.everything = False
-        """Set by an election: the new leader looks at all there is."""
+        """Set by an election or a policy: the leader looks at all there is."""
 
     def clear(self) -> None:
         self.jobs.clear()
         self.workers.clear()
         self.nodes.clear()
         self.submitted.clear()
+        self.finished.clear()
+        self.pools.clear()
         self.failed_fast.clear()
         self.everything = False
 
@@ -103,7 +117,7 @@ class Transitions:
     def queue(self, job: Job, *, resumed: bool = False) -> None:
         """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""
         job.state = JobState.PENDING
-        job.reason = ""
+        job.reason, job.wakes_at = "", 0
         self.fair.join(self.flow_of(job), resumed=resumed)
         self.touch(job)
 
@@ -113,6 +127,13 @@ class Transitions:
             self.fair.leave(self.flow_of(job))
         job.state = state
         self.touch(job)
+
+    def hold(self, job_id: JobId, reason: str) -> None:
+        """Keep a waiting job from being dispatched."""
+        job = self.state.jobs.get(job_id)
+        if job is not None and job.state is JobState.PENDING:
+            self.unqueue(job, JobState.HELD)
+            job.reason = reason
 
     def end(self, job: Job, state: JobState, reason: str, at: int) -> None:
         """The job is over, in ``state``; a loss is provisional and may be reopened."""
@@ -198,6 +219,36 @@ class Transitions:
         job.cancel, job.ended_at, job.requeues = None, None, 0
         self.queue(job)
 
+    def admit(self, job: Job, standing: Standing) -> None:
+        """Have a queued job wait as somebody else than it said."""
+        if job.state is JobState.PENDING:
+            self.fair.leave(self.flow_of(job))
+            job.standing = standing
+            self.fair.join(self.flow_of(job))
+        else:
+            job.standing = standing
+        self.touch(job)
+
+    def try_again(self, job: Job, reason: str, until: int) -> None:
+        """Put a job that failed off; it will wait behind all that wait now."""
+        flow = self.flow_of(job).id
+        self.state.retry_budgets[flow] = self.retry_budget(flow) - 1_000
+        self.reopen(job, JobState.HELD)
+        job.arrival = self.state.arrivals
+        self.state.arrivals += 1
+        job.reason, job.wakes_at = reason, until
+
+    def retry_budget(self, flow: FlowId) -> int:
+        """Thousandths of attempts that the flow may have beyond first ones."""
+        return self.state.retry_budgets.get(flow, RETRY_FLOOR * 1_000)
+
+    def earn_retries(self, job: Job) -> None:
+        """A first attempt adds its part to the retry budget of its flow."""
+        flow = self.flow_of(job)
+        earned = 10 * self.state.policy.pool(flow.pool).retry.budget_percent
+        saved = self.retry_budget(flow.id) + earned
+        self.state.retry_budgets[flow.id] = min(saved, RETRY_BUDGET_MAX * 1_000)
+
     def archive(self, seq: Seq) -> None:
         """Forget the details of jobs that ended long ago. Amortised O(1) a job."""
         ended = self.state.ended
@@ -220,19 +271,76 @@ class Transitions:
         """Whether a lost attempt may be followed by another."""
         return job.spec.idempotent or attempt.retried or not attempt.ran
 
-    def settle(self, job: Job, attempt: Attempt, actual_ms: int) -> None:
-        """Book what the attempt cost (slot-milliseconds), once; later ends book nothing."""
+    def settle(self, job: Job, attempt: Attempt, actual: int) -> None:
+        """Book what the attempt cost, once; later ends book nothing."""
         if attempt.settled:
             return
         attempt.settled = True
-        difference = charge(actual_ms, attempt.weight) - charge(attempt.cost_ms, attempt.weight)
+        difference = charge(actual, attempt.weight) - charge(attempt.cost_ms, attempt.weight)
         self.fair.settle(self.flow_of(job), difference)
+
+    def actual_cost(self, attempt: Attempt, until: int) -> int:
+        """What it cost if it ran until then: what it occupied, or the tokens that it reported.
+
+        Of a call of an external service that reported no tokens the estimate stands.
+        """
+        report = attempt.report
+        if not attempt.output_factor:
+            return self.occupancy_ms(attempt, until)
+        if report is None or not (report.input_tokens or report.output_tokens):
+            return attempt.cost_ms
+        return report.input_tokens + attempt.output_factor * report.output_tokens
 
     def occupancy_ms(self, attempt: Attempt, until: int) -> int:
         """Slot-milliseconds between its start and ``until``; 0 if it never started."""
         if attempt.started_at is None:
             return 0
         return len(attempt.slots) * max(0, until - attempt.started_at)
+
+    # -- external services
+
+    def reserve(self, job: Job, attempt: Attempt) -> None:
+        """The attempt counts in its pool's window from now on, where the pool has one."""
+        spec = job.placed
+        api = self.state.policy.pool(spec.pool).api
+        if api is not None:
+            attempt.output_factor = max(1, api.output_factor)
+            window = self.state.windows.setdefault(spec.pool, Window())
+            window.reserve(
+                attempt_name(job.id, attempt.number), max(1, spec.requests), tokens_of(spec)
+            )
+
+    def forget_minutes(self, at: int) -> None:
+        """Let go what began more than a minute ago. O(reserved)."""
+        for pool, window in self.state.windows.items():
+            counted = len(window.reserved)
+            window.forget(at)
+            if len(window.reserved) != counted:
+                self.touched.pools[pool] = None
+
+    def note_begin(self, job: Job, attempt: Attempt, at: int) -> None:
+        window = self._window(job, attempt)
+        if window is not None:
+            window.start(attempt_name(job.id, attempt.number), at)
+
+    def note_use(self, job: Job, attempt: Attempt, report: Report | None) -> None:
+        """The attempt is over and said what it used; nothing where it never ran."""
+        window = self._window(job, attempt)
+        who = attempt_name(job.id, attempt.number)
+        if window is None:
+            return
+        if not attempt.ran:
+            window.give_back(who)
+        elif report is not None:
+            window.lower(who, report.requests, report.input_tokens + report.output_tokens)
+        self.touched.pools[job.placed.pool] = None
+
+    def _window(self, job: Job, attempt: Attempt) -> Window | None:
+        if not attempt.output_factor:
+            return None
+        return self.state.windows.get(job.placed.pool)
+
+    # -- slots
 
     def occupy(self, job: Job, attempt: Attempt) -> None:
         ref = AttemptRef(job.id, attempt.number)
@@ -321,6 +429,17 @@ class Transitions:
             or DEFAULT_COST_MS
         )
 
+    def estimated_cost(self, spec: JobSpec) -> int:
+        """What a dispatch is charged: slot-milliseconds, or tokens in an API pool.
+
+        Output counts ``output_factor`` times, as far as it may go.
+        """
+        api = self.state.policy.pool(spec.pool).api
+        if api is None:
+            return spec.slots * self.expected_ms(spec)
+        tokens = spec.input_tokens + max(1, api.output_factor) * spec.max_output_tokens
+        return max(1, spec.requests, tokens)
+
     def learn(self, spec: JobSpec, run_ms: int) -> None:
         """Blend a finished job's run time into what its like are expected to take."""
         recent = self.state.recent_cost_ms
@@ -340,6 +459,16 @@ def end_state(outcome: str, rc: int) -> JobState:
     if outcome == "stopped":
         return JobState.CANCELLED
     return JobState.COMPLETED if rc == 0 else JobState.FAILED
+
+
+def attempt_name(job: JobId, attempt: int) -> str:
+    """How an attempt is named among others: ``<job>.<attempt>``."""
+    return f"{job}.{attempt}"
+
+
+def tokens_of(spec: JobSpec) -> int:
+    """What a job may take of a minute's tokens."""
+    return spec.input_tokens + spec.max_output_tokens
 
 
 def _stem(spec: JobSpec) -> str:

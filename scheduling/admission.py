@@ -1,26 +1,89 @@
-"""Which submits can never run, and why.
+"""Which submits may not run or never can, and why; and under what the others are scheduled.
 
-Owns the reasons of ``reject``. A job is only rejected for what is known to be impossible
-when it arrives; a pool whose workers have not reported yet may still get them.
+Owns the reasons of ``reject`` and ``admit``. A job is only rejected for what the policy
+forbids or what is known to be impossible when it arrives; a pool whose workers have not
+reported yet may still get them.
 """
 
 from __future__ import annotations
 
-from ledger.events import LEAD_SIGNALS, JobSpec
-from ledger.names import JOB_ID, NAME
-from ledger.policy import CLASSES
-from ledger.state import State, Worker
+from ledger.events import LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
+from ledger.names import JOB_ID, NAME, flow_id
+from ledger.policy import ApiLimits, Refusal, Standing
+from ledger.state import Job, State, Worker
+from ledger.transitions import tokens_of
+from scheduling.retries import RETRY_WORDS, is_retry_rule
+from scheduling.waiting import DEADLINE
 
 GIB = 1 << 30
+
+COUNT_MAX = 1_000_000_000
 
 RUN_MAX_MS = 3_650 * 86_400_000
 
 
-def refusal(state: State, spec: JobSpec) -> str:
-    """Why this job can never run as asked for; empty where it may. O(workers)."""
+def verdict_on(state: State, job: Job, at: int) -> JobRejected | JobExpired | JobAdmitted | None:
+    """What becomes of a job that was just submitted; None where it waits as it asked to."""
+    spec = job.spec
     malformed = _malformed(spec)
     if malformed:
-        return malformed
+        return JobRejected(job=job.id, reason=malformed)
+    standing = state.policy.standing(
+        user=spec.user,
+        organization=spec.organization,
+        workload_class=spec.workload_class,
+        pool=spec.pool,
+        name=spec.name,
+    )
+    if isinstance(standing, Refusal):
+        return JobRejected(job=job.id, reason=standing.reason)
+    if job.over_rate:
+        reason = f"{job.over_rate} submits faster than the policy allows: try again in a minute"
+        return JobRejected(job=job.id, reason=reason)
+    if 0 < spec.deadline_at <= at:
+        return JobExpired(job=job.id, reason=DEADLINE)
+    reason = refusal(state, spec) or _too_large_for_limits(state, spec, standing)
+    if reason:
+        return JobRejected(job=job.id, reason=reason)
+    if standing == Standing(spec.organization, spec.workload_class):
+        return None
+    return JobAdmitted(
+        job=job.id,
+        organization=standing.organization,
+        workload_class=standing.workload_class,
+        reason=f"asked for {spec.organization}/{spec.workload_class}; so the policy says",
+    )
+
+
+def _too_large_for_limits(state: State, spec: JobSpec, standing: Standing) -> str:
+    """Which limit it would break all alone; empty where none."""
+    flow = flow_id(standing.organization, standing.workload_class, spec.pool)
+    for scope, limits in state.policy.limits_of(flow):
+        if 0 < limits.slots < spec.slots:
+            return f"it needs {spec.slots} slots, and {scope} may run {limits.slots} at once"
+    api = state.policy.pool(spec.pool).api
+    return _too_large_for_service(spec, api) if api is not None else ""
+
+
+def _too_large_for_service(spec: JobSpec, api: ApiLimits) -> str:
+    tokens = tokens_of(spec)
+    if api.tokens_per_minute and not tokens:
+        return f"pool {spec.pool!r} counts tokens: say --input-tokens and --max-output-tokens"
+    if 0 < api.tokens_per_minute < tokens:
+        return (
+            f"it may take {tokens} tokens, and pool {spec.pool!r} has "
+            f"{api.tokens_per_minute} a minute"
+        )
+    if 0 < api.requests_per_minute < spec.requests:
+        return (
+            f"it makes {spec.requests} requests, and pool {spec.pool!r} has "
+            f"{api.requests_per_minute} a minute"
+        )
+    return ""
+
+
+def refusal(state: State, spec: JobSpec) -> str:
+    """Why this job can never run as asked for; empty where it may. O(workers)."""
     pools = {worker.pool for worker in state.workers.values()} | set(state.policy.pools)
     if state.policy.pools and spec.pool not in pools:
         return f"no pool {spec.pool!r}; pools are {', '.join(sorted(pools - {''}))}"
@@ -43,14 +106,18 @@ def _malformed(spec: JobSpec) -> str:
     if spec.slots < 1:
         return f"a job needs at least one slot, not {spec.slots}"
     sizes = (spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes)
-    if min(*sizes, spec.lead_ms) < 0:
-        return "times and sizes cannot be negative"
+    counts = (spec.retries, spec.requests, spec.input_tokens, spec.max_output_tokens)
+    if min(*sizes, *counts, spec.lead_ms, spec.deadline_at) < 0:
+        return "times, sizes and counts cannot be negative"
+    if max(counts) > COUNT_MAX:
+        return f"no job makes more than {COUNT_MAX} requests, or takes more tokens"
     if max(spec.estimate_ms, spec.time_limit_ms, spec.grace_ms) > RUN_MAX_MS:
         return "no job runs for longer than ten years"
     if spec.signal and spec.signal not in LEAD_SIGNALS:
         return f"no signal {spec.signal!r}; signals are {', '.join(LEAD_SIGNALS)}"
-    if spec.workload_class not in CLASSES:
-        return f"no class {spec.workload_class!r}; classes are {', '.join(CLASSES)}"
+    wrong = [rule for rule in spec.retry_on if not is_retry_rule(rule)]
+    if wrong:
+        return f"cannot retry on {wrong[0]!r}; one of {RETRY_WORDS}"
     return ""
 
 

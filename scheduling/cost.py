@@ -1,6 +1,6 @@
-"""What an attempt is charged: slot-milliseconds, estimated at dispatch, grown on overrun.
+"""How the charge of an attempt grows that runs past its estimate.
 
-Owns the cost formulas. Integers only. Audit occupancy is not computed here: it is what
+Owns these formulas. Integers only. Audit occupancy is not computed here: it is what
 really ran and is never refunded.
 """
 
@@ -8,11 +8,6 @@ from __future__ import annotations
 
 OVERRUN_STEP_MS = 1_000
 """Smallest step by which the charge of an overrunning attempt grows, per slot."""
-
-
-def estimated_cost_ms(slots: int, run_ms: int) -> int:
-    """Slot-milliseconds of a job of ``slots`` slots that should run ``run_ms``."""
-    return slots * run_ms
 
 
 def exhausted_at(started_at: int, slots: int, cost_ms: int) -> int:

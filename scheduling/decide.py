@@ -16,12 +16,15 @@ from ledger.events import SUPERSEDED, JobState, Liveness
 from ledger.names import JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Phase, Worker
-from scheduling.admission import refusal
+from scheduling.admission import verdict_on
 from scheduling.cost import exhausted_at, grown_cost_ms
 from scheduling.dispatch import Dispatch
+from scheduling.headroom import Headroom
 from scheduling.health import Health
 from scheduling.placement import Fleet, trouble
 from scheduling.queues import Queues
+from scheduling.retries import retry_of
+from scheduling.waiting import DEADLINE, next_waiting_due, waiting_due
 
 MOVED = "moved"
 """Why an assigned job is taken back whose user wants it elsewhere."""
@@ -39,7 +42,7 @@ class Scheduler:
         self._out: list[e.AnyDecision] = []
         self._pending: dict[JobId, None] = {}
         self._pools: dict[str, None] = {}
-        self._overruns: SortedList[tuple[int, JobId]] = SortedList()
+        self._dues: SortedList[tuple[int, JobId]] = SortedList()
         self._due: dict[JobId, int] = {}
         self._led: dict[WorkerName, set[JobId]] = {}
         self._leads: dict[JobId, tuple[WorkerName, ...]] = {}
@@ -48,13 +51,16 @@ class Scheduler:
         for job in projection.state.jobs.values():
             self._watch_attempts(job)
         self._health = Health(projection)
-        self._dispatch = Dispatch(projection, self.queues, self.fleet)
+        self._headroom = Headroom(projection, self.fleet)
+        self._dispatch = Dispatch(projection, self.queues, self.fleet, self._headroom)
 
     def next_due_ms(self) -> int | None:
         """When time alone will make something to decide, or None."""
-        overrun = self._overruns[0][0] if self._overruns else None
-        dues = [due for due in (overrun, self._health.next_due_ms()) if due is not None]
-        return min(dues, default=None)
+        dues = [self._dues[0][0] if self._dues else None, self._health.next_due_ms()]
+        for pool, window in self._projection.state.windows.items():
+            if self.queues.shapes(pool):
+                dues.append(window.next_change_ms())
+        return min((due for due in dues if due is not None), default=None)
 
     def decide(self, at: int) -> list[e.AnyDecision]:
         """All decisions at time ``at`` (ms), each already applied to the projection.
@@ -66,10 +72,12 @@ class Scheduler:
         if touched.everything:
             self._look_at_everything()
         submitted, failed = list(touched.submitted), list(touched.failed_fast)
+        finished = list(touched.finished)
         self._take_over()
-        for job_id in submitted:
-            self._admit(self._projection.state.jobs[job_id])
+        self._admit(submitted, at)
         self._draw_conclusions(failed, at)
+        for job_id in finished:
+            self._retry(self._projection.state.jobs[job_id], at)
         self._settle_jobs()
         while self._health.follow_probes(at, self.emit):
             self._settle_jobs()
@@ -98,16 +106,22 @@ class Scheduler:
         for job_id in touched.jobs:
             job = state.jobs[job_id]
             self.queues.update(job)
+            for limit in self._headroom.update(job):
+                self._pools.update(dict.fromkeys(sorted(self._dispatch.limit_eased(limit))))
             self._health.update_job(job)
             self._watch_attempts(job)
             self._pending[job_id] = None
             projection.fair.touched[job.placed.flow] = None
             self._pools[job.placed.pool] = None
         for name in touched.workers:
-            self._pools.update(dict.fromkeys(self.fleet.refresh(name)))
+            pools = self.fleet.refresh(name)
+            for pool in pools:
+                self._dispatch.pool_changed(pool)
+            self._pools.update(dict.fromkeys(pools))
             self._pending.update(dict.fromkeys(sorted(self._led.get(name, ()))))
         for node in touched.nodes:
             self._health.update_node(node)
+        self._pools.update(touched.pools)
         for flow_id in projection.fair.touched:
             if flow_id in state.flows:
                 self.queues.rank_again(flow_id)
@@ -118,10 +132,32 @@ class Scheduler:
 
     # -- jobs
 
-    def _admit(self, job: Job) -> None:
-        reason = "" if job.state.ended else refusal(self._projection.state, job.spec)
-        if reason:
-            self.emit(e.JobRejected(job=job.id, reason=reason))
+    def _admit(self, submitted: list[JobId], at: int) -> None:
+        """Reject what may not run or never can; give the others their standing.
+
+        Of those that make a queue too long the newest go first.
+        """
+        jobs = [self._projection.state.jobs[job_id] for job_id in submitted]
+        for job in jobs:
+            verdict = verdict_on(self._projection.state, job, at)
+            if verdict is not None and not job.state.ended:
+                self.emit(verdict)
+        for job in reversed(jobs):
+            if job.state is JobState.PENDING and (reason := self._overfull(job)):
+                self.emit(e.JobRejected(job=job.id, reason=reason))
+
+    def _overfull(self, job: Job) -> str:
+        """Which queue is too long with it; empty where none is."""
+        for scope, limits in self._projection.state.policy.limits_of(job.placed.flow):
+            waiting = self._headroom.waiting(scope)
+            if limits.queue_length and waiting > limits.queue_length:
+                return f"{scope} has {waiting - 1} jobs waiting, at most {limits.queue_length} may"
+        return ""
+
+    def _retry(self, job: Job, at: int) -> None:
+        again = retry_of(self._projection, job, at)
+        if again is not None:
+            self.emit(again)
 
     def _draw_conclusions(self, failed: list[JobId], at: int) -> None:
         """What this page's fast failures mean for their nodes, and for what waits."""
@@ -220,34 +256,45 @@ class Scheduler:
     def _watch_time(self, job: Job) -> None:
         due = self._due.pop(job.id, None)
         if due is not None:
-            self._overruns.remove((due, job.id))
+            self._dues.remove((due, job.id))
         due = self._due_at(job)
         if due is not None:
             self._due[job.id] = due
-            self._overruns.add((due, job.id))
+            self._dues.add((due, job.id))
 
     def _due_at(self, job: Job) -> int | None:
         """When time alone makes something of the job to decide."""
         last = job.last
+        if job.state.queued:
+            return next_waiting_due(self._projection.state.policy, job)
         if last is None or last.settled or last.phase is Phase.REVOKING:
             return None
         if last.started_at is not None:
+            if last.output_factor:
+                return None
             return exhausted_at(last.started_at, len(last.slots), last.cost_ms)
         if last.phase is Phase.ASSIGNED:
-            return last.assigned_at + CLAIM_WITHIN_MS
+            return min(_claim_due(last), job.spec.deadline_at or _claim_due(last))
         return None
 
     def _act_on_time(self, at: int) -> None:
-        while self._overruns and self._overruns[0][0] <= at:
-            job = self._projection.state.jobs[self._overruns[0][1]]
-            last = job.last
-            assert last is not None
-            if last.started_at is None:
-                reason = f"{last.lead} has not claimed it for {CLAIM_WITHIN_MS // 1000} s"
-                self.emit(e.RevokeBegun(job=job.id, attempt=last.number, reason=reason))
-                continue
-            cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, at)
-            self.emit(e.OverrunCharged(job=job.id, attempt=last.number, cost_ms=cost_ms))
+        while self._dues and self._dues[0][0] <= at:
+            job = self._projection.state.jobs[self._dues[0][1]]
+            self.emit(self._due_decision(job, at))
+            self._settle_jobs()
+
+    def _due_decision(self, job: Job, at: int) -> e.AnyDecision:
+        if job.state.queued:
+            return waiting_due(self._projection.state.policy, job, at)
+        last = job.last
+        assert last is not None
+        if last.started_at is None:
+            reason = f"{last.lead} has not claimed it for {CLAIM_WITHIN_MS // 1000} s"
+            if at < _claim_due(last):
+                reason = DEADLINE
+            return e.RevokeBegun(job=job.id, attempt=last.number, reason=reason)
+        cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, at)
+        return e.OverrunCharged(job=job.id, attempt=last.number, cost_ms=cost_ms)
 
     # -- pools
 
@@ -258,6 +305,11 @@ class Scheduler:
             del self._pools[pools[0]]
         self._pools.clear()
         self._pending.clear()
+
+
+def _claim_due(attempt: Attempt) -> int:
+    """Until when its worker must have claimed it."""
+    return attempt.assigned_at + CLAIM_WITHIN_MS
 
 
 def _may_be_there(worker: Worker, job: Job, attempt: Attempt) -> bool:

@@ -16,6 +16,8 @@ from ledger.policy import CLASSES, Policy
 class Rank(NamedTuple):
     """Where the head of a flow stands in its pool's order; the smallest goes next."""
 
+    tier: int
+    """0 of a strict class, else 1; under ``fifo`` there is but one."""
     tag: int
     arrival: int
     job: JobId
@@ -47,4 +49,5 @@ def rank(
             tag = (*CLASSES, flow.workload_class).index(flow.workload_class)
         case _:
             tag = 0
-    return Rank(tag, arrival, job, flow.id)
+    first = discipline != "fifo" and policy.is_strict(flow.workload_class)
+    return Rank(0 if first else 1, tag, arrival, job, flow.id)

@@ -1,21 +1,24 @@
 """Serving one pool: whose turn it is, where it goes, and what is kept free for whom.
 
 Owns assignment, reservations and backfill, and the reasons for which a flow is passed
-over. Under ``fifo`` nothing passes the head. Otherwise a job that needs more slots than
+over. A flow that its own limit holds is skipped; a limit of the pool, or of the service
+that it stands for, holds everybody until the job whose turn it is may start. Under
+``fifo`` nothing else passes the head. Otherwise a job that needs more slots than
 are free and whose turn it is gets a reservation on one node; others pass only where they
 end, by their time limit, before it should start, or fit beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ledger import events as e
 from ledger.events import JobState
+from ledger.fair_state import Flow, charge
 from ledger.names import FlowId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Reservation
-from scheduling.cost import estimated_cost_ms
+from scheduling.headroom import Headroom, Hold
 from scheduling.placement import Bank, Fleet, Shape
 from scheduling.queues import Queues
 
@@ -25,17 +28,45 @@ Emit = Callable[[e.AnyDecision], None]
 class Dispatch:
     """Serves the pools of one projection, over the indexes that it is given."""
 
-    def __init__(self, projection: Projection, queues: Queues, fleet: Fleet) -> None:
+    def __init__(
+        self, projection: Projection, queues: Queues, fleet: Fleet, headroom: Headroom
+    ) -> None:
         self._projection = projection
         self._state = projection.state
         self._queues = queues
         self._fleet = fleet
+        self._headroom = headroom
         self._changed_flows: dict[FlowId, None] = {}
         self._served: dict[tuple[str, Shape], bool] = {}
+        self._limited: dict[str, set[FlowId]] = {}
+        """By whose limit holds them."""
+        self._held: dict[FlowId, str] = {}
+        for flow in projection.state.flows:
+            self.flow_changed(flow)
 
-    def flow_changed(self, flow: FlowId) -> None:
-        """The flow's queue or tags changed: its reason for waiting is looked at again."""
-        self._changed_flows[flow] = None
+    def flow_changed(self, flow_id: FlowId) -> None:
+        """The flow's queue, tags or limit changed: why it waits is looked at again."""
+        self._changed_flows[flow_id] = None
+        before, now = self._held.pop(flow_id, ""), self._state.flows[flow_id].limit
+        if before:
+            self._limited[before].discard(flow_id)
+            if not self._limited[before]:
+                del self._limited[before]
+        if now:
+            self._held[flow_id] = now
+            self._limited.setdefault(now, set()).add(flow_id)
+
+    def limit_eased(self, limit: str) -> set[str]:
+        """There may be room again: the flows that it holds are looked at; their pools."""
+        flows = sorted(self._limited.get(limit, ()))
+        self._changed_flows.update(dict.fromkeys(flows))
+        return {self._state.flows[flow].pool for flow in flows}
+
+    def pool_changed(self, pool: str) -> None:
+        """Other slots serve it: limits that are a share of them hold less, or more."""
+        for flow in self._held:
+            if self._state.flows[flow].pool == pool:
+                self._changed_flows[flow] = None
 
     def serve(self, pool: str, at: int, emit: Emit) -> None:
         """Dispatch until nothing more can go. O(dispatches * (shapes + log n))."""
@@ -56,8 +87,8 @@ class Dispatch:
         if not self._fleet.any_free(pool):
             return False
         shapes = [s for s in self._queues.shapes(pool) if self._fleet.serves(pool, s)]
-        job = self._queues.best(pool, shapes)
-        if job is None:
+        job = self._next(pool, shapes, emit)
+        if job is None or self._headroom.hold(job) is not None:
             return False
         slots = self._fleet.find(pool, Shape.of(job.placed), lambda bank: True)
         if slots is None:
@@ -77,7 +108,7 @@ class Dispatch:
         slots = self._fleet.find(pool, shape, lambda bank: bank.key.node == node)
         if slots is None:
             slots = self._fleet.find(pool, shape, lambda bank: True)
-        if slots is not None:
+        if slots is not None and self._headroom.hold(job) is None:
             emit(e.ReservationEnded(job=job.id, pool=pool))
             self._assign(job, slots, emit, backfill=False)
             return True
@@ -90,8 +121,8 @@ class Dispatch:
             slots = self._fleet.find(pool, shape, lambda bank: True)
             if slots is not None or (shape.slots > 1 and self._fleet.serves(pool, shape)):
                 placed[shape] = slots
-        job = self._queues.best(pool, placed)
-        if job is None:
+        job = self._next(pool, placed, emit)
+        if job is None or self._headroom.hold(job) is not None:
             return False
         slots = placed[Shape.of(job.placed)]
         if slots is not None:
@@ -99,6 +130,38 @@ class Dispatch:
         else:
             emit(self._reserve(pool, job, at))
         return True
+
+    def _next(
+        self,
+        pool: str,
+        shapes: Collection[Shape],
+        emit: Emit,
+        allowed: Callable[[Job], bool] = lambda job: True,
+    ) -> Job | None:
+        """The job whose turn it is of those whom no limit of their own holds."""
+        while True:
+            skipped: dict[FlowId, Hold] = {}
+
+            def may_go(job: Job, skipped: dict[FlowId, Hold] = skipped) -> bool:
+                held = self._headroom.hold(job)
+                if held is not None and not held.of_pool:
+                    skipped[job.placed.flow] = held
+                    return False
+                return allowed(job)
+
+            job = self._queues.best(pool, shapes, may_go)
+            held = {flow: hold for flow, hold in skipped.items() if not self._may_start(flow)}
+            if not held:
+                return job
+            for flow, hold in sorted(held.items()):
+                emit(e.FlowBlocked(flow=flow, reason=hold.reason, limit=hold.limit))
+            if job is not None:
+                return job
+
+    def _may_start(self, flow: FlowId) -> bool:
+        """Whether any job that the flow offers is held by no limit of its own."""
+        holds = (self._headroom.hold(job) for job in self._queues.heads(flow))
+        return any(hold is None or hold.of_pool for hold in holds)
 
     def _backfill(self, pool: str, reservation: Reservation, at: int, emit: Emit) -> bool:
         """A job that does not delay the reserved one. O(flows) in the worst case."""
@@ -127,8 +190,8 @@ class Dispatch:
             for shape in self._queues.shapes(pool)
             if self._fleet.find(pool, shape, lambda bank: True) is not None
         ]
-        job = self._queues.best(pool, shapes, harmless)
-        if job is None:
+        job = self._next(pool, shapes, emit, harmless)
+        if job is None or self._headroom.hold(job) is not None:
             return False
         shape = Shape.of(job.placed)
         slots = self._fleet.find(pool, shape, elsewhere)
@@ -142,7 +205,7 @@ class Dispatch:
         self, job: Job, slots: tuple[WorkerName, ...], emit: Emit, *, backfill: bool
     ) -> None:
         projection = self._projection
-        cost_ms = estimated_cost_ms(len(slots), projection.expected_ms(job.placed))
+        cost_ms = projection.estimated_cost(job.placed)
         tags = projection.fair.tags(projection.flow_of(job), cost_ms, self._state.policy)
         emit(
             e.AttemptAssigned(
@@ -170,6 +233,7 @@ class Dispatch:
             and job.state is JobState.PENDING
             and job.placed.pool == pool
             and self._state.policy.discipline(pool) != "fifo"
+            and not self._is_held(job)
             and any(
                 bank.key.node == reservation.node
                 for bank in self._fleet.candidates(pool, Shape.of(job.placed))
@@ -177,6 +241,11 @@ class Dispatch:
         )
         if not keeps:
             emit(e.ReservationEnded(job=reservation.job, pool=pool))
+
+    def _is_held(self, job: Job) -> bool:
+        """Whether a limit of its own keeps it from starting."""
+        hold = self._headroom.hold(job)
+        return hold is not None and not hold.of_pool
 
     def _reserve(self, pool: str, job: Job, at: int) -> e.SlotsReserved:
         """The node on which enough slots should be free soonest."""
@@ -248,11 +317,23 @@ class Dispatch:
             self._served[pool, shape] = served
         for flow_id in sorted(flows):
             flow = self._state.flows[flow_id]
+            if flow.limit:
+                self._ease(flow, emit)
+                continue
             reason = self._unserved(pool, flow_id)
             if reason and reason != flow.blocked:
                 emit(e.FlowBlocked(flow=flow_id, reason=reason))
             elif not reason and flow.blocked:
                 emit(e.FlowFreed(flow=flow_id))
+
+    def _ease(self, flow: Flow, emit: Emit) -> None:
+        """Free a flow that its own limit held, once there is room for a job that it offers."""
+        heads = self._queues.heads(flow.id)
+        if heads and not self._may_start(flow.id):
+            return
+        cost = self._projection.estimated_cost(heads[0].placed) if heads else 0
+        weight = self._projection.fair.weight(flow, self._state.policy)
+        emit(e.FlowFreed(flow=flow.id, credit=charge(cost, weight)))
 
     def _unserved(self, pool: str, flow: FlowId) -> str:
         shapes = self._queues.shapes_of(flow)

@@ -118,6 +118,10 @@ class Fleet:
     def any_free(self, pool: str) -> bool:
         return any(bank.free for bank in self._banks.get(pool, {}).values())
 
+    def serving(self, pool: str) -> int:
+        """Slots that serve the pool, free or not. O(banks)."""
+        return sum(len(bank.serving) for bank in self._banks.get(pool, {}).values())
+
     def serves(self, pool: str, shape: Shape) -> bool:
         """Whether the shape would fit if every serving slot were free."""
         return any(True for _ in self.candidates(pool, shape))

@@ -18,7 +18,6 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId
 from ledger.projection import Projection
 from ledger.state import Job
-from scheduling.cost import estimated_cost_ms
 from scheduling.disciplines import Rank, rank
 from scheduling.placement import Shape
 
@@ -69,20 +68,23 @@ class Queues:
             self._flows.setdefault(flow, {}).setdefault(shape, SortedList()).add(place)
 
     def rank_again(self, flow_id: FlowId) -> None:
-        """Take over the flow's tags, weight and heads."""
+        """Take over the flow's tags, weight and heads; one that a limit holds has no rank."""
         shapes = self._flows.get(flow_id)
         if shapes is None:
             return
-        pool = self._projection.state.flows[flow_id].pool
+        flow = self._projection.state.flows[flow_id]
+        pool = flow.pool
         ranked = self._pools.setdefault(pool, {})
         for shape, queue in list(shapes.items()):
             old = self._ranks.pop((flow_id, shape), None)
             if old is not None:
                 ranked[shape].remove(old)
-                if not queue and not ranked[shape]:
+                if not ranked[shape]:
                     del ranked[shape]
             if not queue:
                 del shapes[shape]
+                continue
+            if flow.limit:
                 continue
             new = self._rank(flow_id, queue[0].job)
             self._ranks[flow_id, shape] = new
@@ -101,7 +103,7 @@ class Queues:
             flow,
             job=job_id,
             arrival=job.arrival,
-            cost_ms=estimated_cost_ms(job.spec.slots, projection.expected_ms(job.placed)),
+            cost_ms=projection.estimated_cost(job.placed),
         )
 
     def shapes(self, pool: str) -> list[Shape]:
@@ -110,6 +112,12 @@ class Queues:
 
     def shapes_of(self, flow: FlowId) -> list[Shape]:
         return list(self._flows.get(flow, ()))
+
+    def heads(self, flow: FlowId) -> list[Job]:
+        """The first waiting job of each shape of the flow, in order of arrival."""
+        jobs = self._projection.state.jobs
+        first = [jobs[queue[0].job] for queue in self._flows.get(flow, {}).values()]
+        return sorted(first, key=lambda job: (job.arrival, job.id))
 
     def flows_with(self, pool: str, shape: Shape) -> Iterator[FlowId]:
         for ranked in self._pools.get(pool, {}).get(shape, ()):

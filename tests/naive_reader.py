@@ -19,7 +19,12 @@ REQUEUES_MAX = 5
 ASSIGNED, REVOKING, STARTED, STOPPING, LOST, ENDED = range(6)
 QUEUED = ("PENDING", "HELD")
 OPEN = (*QUEUED, "ASSIGNED", "RUNNING", "STOPPING")
-OUTCOMES = {"timeout": "TIMEOUT", "oom": "OUT_OF_MEMORY", "exclusive": "NODE_FAIL"}
+OUTCOMES = {
+    "timeout": "TIMEOUT",
+    "deadline": "EXPIRED",
+    "oom": "OUT_OF_MEMORY",
+    "exclusive": "NODE_FAIL",
+}
 
 Body = dict[str, Any]
 
@@ -42,6 +47,7 @@ class NaiveReader:
         self.workers: dict[str, Body] = {}
         self.nodes: dict[str, Body] = {}
         self.disciplines: dict[str, str] = {}
+        self.factors: dict[str, int] = {}
         self.flows: dict[str, defaultdict[str, int]] = {}
         self.pools: dict[str, defaultdict[str, int]] = {}
         self.blocked: set[str] = set()
@@ -100,6 +106,13 @@ class NaiveReader:
             return 0
         return attempt["slots"] * max(0, until - attempt["started_at"])
 
+    def cost(self, attempt: Body, until: int) -> int:
+        report = attempt["report"]
+        if not attempt["factor"]:
+            return self.occupancy(attempt, until)
+        tokens = (report.get("input_tokens", 0), report.get("output_tokens", 0))
+        return tokens[0] + attempt["factor"] * tokens[1] if any(tokens) else int(attempt["cost"])
+
     def may_run_again(self, job: Body, attempt: Body) -> bool:
         return job["idempotent"] or attempt["retried"] or not attempt["ran"]
 
@@ -140,6 +153,11 @@ class NaiveReader:
             self.retry(fact["job"])
         elif kind == "policy":
             pools = fact["policy"]["pools"]
+            self.factors = {
+                name: max(1, pool["api"].get("output_factor", 2))
+                for name, pool in pools.items()
+                if pool.get("api")
+            }
             self.disciplines = {name: pool.get("discipline", "wfq") for name, pool in pools.items()}
         elif kind == "ready":
             self.ready(fact)
@@ -244,7 +262,8 @@ class NaiveReader:
         if attempt["phase"] == ENDED and attempt["rc"] is not None:
             return
         attempt["rc"], attempt["started_at"] = fact["rc"], fact["started_at"]
-        self.settle(job, attempt, self.occupancy(attempt, fact["ended_at"]))
+        attempt["report"] = fact.get("report") or {}
+        self.settle(job, attempt, self.cost(attempt, fact["ended_at"]))
         attempt["phase"] = ENDED
         if attempt is not job["attempts"][-1]:
             return
@@ -268,7 +287,7 @@ class NaiveReader:
         attempt["ran"] = fact.get("ran", True)
         is_last = attempt is job["attempts"][-1]
         if attempt["ran"]:
-            self.settle(job, attempt, self.occupancy(attempt, fact["at"]))
+            self.settle(job, attempt, self.cost(attempt, fact["at"]))
         elif not is_last or job["cancel"]:
             self.settle(job, attempt, 0)
         attempt["phase"] = ENDED
@@ -313,6 +332,25 @@ class NaiveReader:
     def decided_reject(self, decision: Body) -> None:
         self.end(self.jobs[decision["job"]], "REJECTED")
 
+    def decided_expire(self, decision: Body) -> None:
+        self.end(self.jobs[decision["job"]], "EXPIRED")
+
+    def decided_again(self, decision: Body) -> None:
+        self.leave_for(self.jobs[decision["job"]], "HELD")
+
+    def decided_resume(self, decision: Body) -> None:
+        self.queue(self.jobs[decision["job"]])
+
+    def decided_admit(self, decision: Body) -> None:
+        job = self.jobs[decision["job"]]
+        waits = job["state"] == "PENDING"
+        if waits:
+            self.leave(job)
+        job["share"] = f"{decision['organization']}/{decision['workload_class']}"
+        self.place(job, job["pool"])
+        if waits:
+            self.join(job, resumed=False)
+
     def decided_assign(self, decision: Body) -> None:
         job = self.jobs[decision["job"]]
         self.dispatch(job, decision)
@@ -322,6 +360,8 @@ class NaiveReader:
             "slots": len(decision["slots"]),
             "lead": decision["slots"][0],
             "cost": decision["cost_ms"],
+            "factor": self.factors.get(job["pool"], 0),
+            "report": {},
             "weight": decision["weight"],
             "assigned_at": self.now,
             "started_at": None,
@@ -375,7 +415,7 @@ class NaiveReader:
         flow = self.flows[decision["flow"]]
         self.blocked.discard(decision["flow"])
         level = self.level(decision["flow"].rpartition("/")[2], but=decision["flow"])
-        flow["since"] = max(flow["since"], level)
+        flow["since"] = max(flow["since"], level - decision.get("credit", 0))
 
     def level(self, pool: str, but: str = "") -> int:
         waiting = [
@@ -391,7 +431,7 @@ class NaiveReader:
         attempt["phase"] = LOST
         if attempt["started_at"] is None:
             attempt["started_at"] = attempt["assigned_at"]
-        self.settle(job, attempt, self.occupancy(attempt, self.now))
+        self.settle(job, attempt, self.cost(attempt, self.now))
         self.give_up(job, attempt)
 
     def decided_found(self, decision: Body) -> None:

@@ -1,36 +1,27 @@
 """The documents say what the code does.
 
-docs/LEDGER_FORMAT.md: every body with all its fields, every key, every example; and it is
-enough to write another reader from, because ``tests.naive_reader`` is one, and comes to the
-same states as the projection. docs/ARCHITECTURE.md: the defaults and the table of rules.
+docs/LEDGER_FORMAT.md: every body with all its fields, every key, every example (that it is
+enough to write another reader from: ``tests.test_second_reader``).
+docs/ARCHITECTURE.md: the defaults and the table of rules.
 """
 
 from __future__ import annotations
 
 import enum
-import hashlib
 import json
-import random
 import re
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
-import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import inspect
 
-from ledger import checkpoint, keys, policy, state, timings
+from ledger import checkpoint, keys, policy, rates, state, timings
 from ledger import events as e
 from ledger.fair_state import Flow, PoolClock
-from ledger.names import JobId, NodeName, WorkerName, WriterName, keyed_job_id
-from ledger.state import Phase
+from ledger.names import WriterName, keyed_job_id
 from ledger.timings import Timings
-from tests.naive_reader import NaiveReader
-from tests.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMAT = (ROOT / "docs" / "LEDGER_FORMAT.md").read_text()
@@ -71,11 +62,14 @@ CHECKPOINTED: tuple[Body, ...] = (
     checkpoint.Checkpoint, state.State, state.Job, state.Placement, state.Attempt,
     state.ArchivedJob, state.Worker, state.Node, state.NodeHealth, state.FastFailure,
     state.CommandRecord, state.Reservation, Flow, PoolClock,
+    policy.Standing, rates.Window, rates.Reserved,
 )  # fmt: skip
+
+FACT_PARTS: tuple[Body, ...] = (e.Fact, e.WorkerFact, e.JobSpec, e.Slot, e.Report)
 
 BODIES: dict[Section, Body] = {
     ("gpuq.json", ""): e.LedgerInfo,
-    **{("Facts", body.__name__): body for body in (e.Fact, e.WorkerFact, e.JobSpec, e.Slot)},
+    **{("Facts", body.__name__): body for body in FACT_PARTS},
     **{
         ("Facts", body.__name__): body
         for body in (
@@ -292,248 +286,6 @@ def test_the_job_id_of_a_key_is_that_of_the_document() -> None:
         r"In ledger `(\w+)`, organization `(\w+)`, key `([\w-]+)` is job `(\w+)`", FORMAT
     ).groups()  # type: ignore[union-attr]
     assert keyed_job_id(ledger, organization, key) == job
-
-
-# --- the second reader
-
-
-def lines_of_the_vector() -> list[bytes]:
-    block = re.search(r"```text\n(.*?)\n```", SECTIONS["Test vector", ""], flags=re.DOTALL)
-    assert block is not None
-    return [line.encode() for line in block[1].splitlines()]
-
-
-def test_the_test_vector_is_what_the_document_says_of_it() -> None:
-    section = SECTIONS["Test vector", ""]
-    rows = re.findall(r"`journal/(\d+)` \| `(\w{64})` \| `(\w{32})`", section)
-    stated = dict(re.findall(r"`([a-z2-7]{8})` is ([A-Z]+)", section))
-    pages = lines_of_the_vector()
-    reader = NaiveReader(json.loads(pages[0])["ledger"])
-    for body, (seq, sha256, fair) in zip(pages, rows, strict=True):
-        reader.read(body)
-        assert (int(seq), sha256, fair) == (reader.seq, reader.sha256, reader.digest())
-        assert e.encode(e.decode_page(body)) == body
-    assert {job: found["state"] for job, found in reader.jobs.items()} == stated
-
-
-def naively(world: World) -> NaiveReader:
-    """The world's journal read by the second reader, which checks each page's digest."""
-    reader = NaiveReader("test")
-    for page in world.pages:
-        reader.read(e.encode(page))
-    return reader
-
-
-def outline_of(world: World) -> dict[str, object]:
-    """What both readers must agree on."""
-    known = world.state
-    return {
-        "jobs": {
-            job.id: (
-                str(job.state),
-                job.requeues,
-                [(int(a.phase), a.rc, a.started_at, a.settled) for a in job.attempts],
-            )
-            for job in known.jobs.values()
-        },
-        "workers": {w.name: (w.cursor, w.next_message) for w in known.workers.values()},
-        "nodes": {n.name: (n.machine, str(n.liveness)) for n in known.nodes.values()},
-        "writers": known.writers,
-        "chain": (known.seq, known.page_sha256, known.epoch, known.void_pages),
-    }
-
-
-def outline_read(reader: NaiveReader) -> dict[str, object]:
-    return {
-        "jobs": {
-            name: (
-                job["state"],
-                job["requeues"],
-                [(a["phase"], a["rc"], a["started_at"], a["settled"]) for a in job["attempts"]],
-            )
-            for name, job in reader.jobs.items()
-        },
-        "workers": {name: (w["cursor"], w["next"]) for name, w in reader.workers.items()},
-        "nodes": {name: (n["machine"], n["liveness"]) for name, n in reader.nodes.items()},
-        "writers": dict(reader.writers),
-        "chain": (reader.seq, reader.sha256, reader.leader[0], reader.void_pages),
-    }
-
-
-def test_a_checkpoint_is_compressed_json_of_the_documented_parts() -> None:
-    world = Life("wfq").run([("submit", 1), ("submit", 2), ("turn", 1), ("start", 0)])
-    plain = zstandard.decompress(checkpoint.encode_checkpoint(world.state))
-    saved = json.loads(plain)
-    assert set(saved) == set(checkpoint.Checkpoint.__struct_fields__)
-    assert (saved["seq"], saved["page_sha256"]) == (world.pages[-1].seq, naively(world).sha256)
-    states = {name: job["state"] for name, job in saved["state"]["jobs"].items()}
-    assert states == {name: job["state"] for name, job in naively(world).jobs.items()}
-    messages = [worker["messages"] for worker in saved["state"]["workers"].values()]
-    assert {key for of_one in messages for key in of_one} == {"0"}
-
-
-class Life:
-    """Random things that happen to a world of two nodes and two organizations."""
-
-    def __init__(self, discipline: str) -> None:
-        pool = policy.Pool(discipline=discipline)
-        self.world = World(policy.Policy(pools={"default": pool}))
-        self.world.node_up("n1", 2)
-        self.world.node_up("n2", 1)
-        self.world.turn()
-        self.events: dict[str, Callable[[int], None]] = {
-            "submit": self.submit,
-            "turn": lambda number: self.turn(1 + 700 * number),
-            "start": self.of_an_attempt((Phase.ASSIGNED, Phase.REVOKING), self.world.start),
-            "finish": self.of_an_attempt(tuple(Phase), self.finish),
-            "stopped": self.of_an_attempt((Phase.STOPPING, Phase.LOST), self.stopped),
-            "lost": self.of_an_attempt((Phase.STARTED, Phase.LOST), self.lost),
-            "cancel": self.of_a_job(self.world.cancel),
-            "hold": self.of_a_job(self.world.hold),
-            "release": self.of_a_job(self.world.release),
-            "move": self.move,
-            "retry": self.of_a_job(self.world.retry),
-            "drain": self.drain,
-            "liveness": self.liveness,
-            "claim": self.claim,
-            "ready": self.ready,
-            "elect": lambda number: self.elect(),
-            "void": lambda number: self.void(),
-        }
-
-    def run(self, steps: Iterable[tuple[str, int]]) -> World:
-        for name, number in steps:
-            self.events[name](number)
-        self.turn(1)
-        return self.world
-
-    def turn(self, after_ms: int) -> None:
-        self.world.turn(after_ms=after_ms)
-
-    def submit(self, number: int) -> None:
-        self.world.submit(
-            "ab"[number % 2],
-            slots=2 if number % 5 == 0 else 1,
-            estimate_ms=500 + number,
-            idempotent=number % 3 == 0,
-            held=number % 7 == 0,
-        )
-
-    def of_a_job(self, act: Callable[[JobId], None]) -> Callable[[int], None]:
-        def event(number: int) -> None:
-            jobs = list(self.world.state.jobs)
-            if jobs:
-                act(jobs[number % len(jobs)])
-
-        return event
-
-    def of_an_attempt(
-        self, phases: tuple[Phase, ...], act: Callable[[JobId], None]
-    ) -> Callable[[int], None]:
-        def event(number: int) -> None:
-            jobs = [
-                job.id
-                for job in self.world.state.jobs.values()
-                if job.last is not None and job.last.phase in phases
-            ]
-            if jobs:
-                act(jobs[number % len(jobs)])
-
-        return event
-
-    def finish(self, job: JobId) -> None:
-        attempts = self.world.job(job).attempts
-        chance = self.world.at + len(self.world.decisions)
-        outcome = ("exited", "timeout", "oom", "exclusive", "exited")[chance % 5]
-        self.world.finish(job, rc=chance % 2, outcome=outcome, number=1 + chance % len(attempts))
-
-    def stopped(self, job: JobId) -> None:
-        self.world.finish(job, rc=143, outcome="stopped")
-
-    def lost(self, job: JobId) -> None:
-        self.world.lost(job, ran=self.world.at % 2 == 0)
-
-    def move(self, number: int) -> None:
-        """To one of two pools, pinned or not, at times to what is no name."""
-        workers = ("", "n1-cpu0", "n2-cpu0", "n3 gpu")
-        jobs = list(self.world.state.jobs)
-        if jobs:
-            pool = ("default", "other", "default", "")[number % 4]
-            self.world.move(jobs[number % len(jobs)], pool, workers[number // 4 % 4])
-
-    def drain(self, number: int) -> None:
-        if number % 3:
-            self.world.undrain(f"n{1 + number % 2}")
-        else:
-            self.world.drain(f"n{1 + number % 2}", now=number % 2 == 0)
-
-    def liveness(self, number: int) -> None:
-        known = list(e.Liveness)
-        self.world.node_is(f"n{1 + number % 2}", known[number % len(known)])
-
-    def claim(self, number: int) -> None:
-        """The oldest open revoke is settled, one way or the other."""
-        for ref in self.world.state.revoking[:1]:
-            self.world.claim(ref.job, ("start", "revoke")[number % 2])
-
-    def ready(self, number: int) -> None:
-        """A new incarnation, at times on another machine."""
-        worker = WorkerName(("n1-cpu0", "n1-cpu1", "n2-cpu0")[number % 3])
-        node = self.world.state.workers[worker].node
-        machine = node if number % 4 else NodeName("elsewhere")
-        self.world.ready(worker, e.Slot(kind="cpu", index=0), machine=machine)
-
-    def elect(self) -> None:
-        self.world.turn(elected=True)
-
-    def void(self) -> None:
-        """A page of a leader that is none: it names an epoch that is not the next."""
-        world = self.world
-        page = msgspec.structs.replace(
-            world.pages[-1],
-            seq=world.state.seq + 1,
-            epoch=world.state.epoch + 2,
-            prev_sha256=world.state.page_sha256,
-            facts=tuple(world.facts),
-        )
-        world.pages.append(page)
-        assert not world.projection.apply(page, hashlib.sha256(e.encode(page)).hexdigest())
-
-
-STEPS = st.lists(
-    st.tuples(st.sampled_from(sorted(Life("wfq").events)), st.integers(0, 60)), max_size=60
-)
-
-
-@settings(max_examples=60)
-@given(discipline=st.sampled_from(policy.DISCIPLINES), steps=STEPS)
-def test_a_reader_written_from_the_document_comes_to_the_same_states(
-    discipline: str, steps: list[tuple[str, int]]
-) -> None:
-    world = Life(discipline).run(steps)
-    assert outline_read(naively(world)) == outline_of(world)
-
-
-def test_the_lives_meet_every_state_that_events_lead_to() -> None:
-    """The property above would hold of journals in which nothing happens."""
-    rng, met = random.Random(1), set()
-    for _ in range(40):
-        life = Life("wfq")
-        steps = [(rng.choice(sorted(life.events)), rng.randrange(60)) for _ in range(60)]
-        reader = NaiveReader("test")
-        life.run(steps)
-        for page in life.world.pages:
-            reader.read(e.encode(page))
-            met |= {job["state"] for job in reader.jobs.values()}
-    reserved = {e.JobState.EXPIRED, e.JobState.DEPENDENCY_NEVER}
-    assert met >= set(e.JobState) - reserved - {e.JobState.REJECTED}
-
-
-def test_a_rejected_job_is_read_as_rejected() -> None:
-    world = Life("wfq").world
-    job = world.submit(slots=9)
-    world.turn()
-    assert naively(world).jobs[job]["state"] == "REJECTED"
 
 
 # --- docs/ARCHITECTURE.md

@@ -142,6 +142,7 @@ class World:
         name: str = "job",
         slots: int = 1,
         estimate_ms: int = 1_000,
+        user: str = "u",
         **more: object,
     ) -> JobId:
         spec = e.JobSpec(
@@ -150,7 +151,7 @@ class World:
             organization=organization,
             workload_class=workload_class,
             pool=pool,
-            user="u",
+            user=user,
             slots=slots,
             estimate_ms=estimate_ms,
             **more,  # type: ignore[arg-type]
@@ -208,7 +209,13 @@ class World:
         )
 
     def finish(
-        self, job: JobId, *, rc: int = 0, outcome: str = "exited", number: int | None = None
+        self,
+        job: JobId,
+        *,
+        rc: int = 0,
+        outcome: str = "exited",
+        number: int | None = None,
+        report: e.Report | None = None,
     ) -> None:
         attempt = self.attempt(job, number)
         worker = self.state.workers[attempt.lead]
@@ -223,6 +230,7 @@ class World:
                 rc=rc,
                 started_at=attempt.started_at or attempt.assigned_at,
                 ended_at=self.at,
+                report=report,
             ),
             attempt.lead,
         )

@@ -282,7 +282,8 @@ def test_a_flow_freed_from_its_own_limit_may_lead_by_one_job_only() -> None:
     join(fair, busy, 6)
     for _ in range(5):
         run(fair, busy, 100)
-    fair.free_from_limit(limited, 100 * SCALE)
+    fair.block(limited, "it runs 1 of 1 slots", f"flow {limited.id}")
+    fair.free(limited, 100 * SCALE)
     assert limited.start_tag == 400 * SCALE
 
 

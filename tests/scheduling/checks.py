@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from ledger import events as e
 from ledger.events import AttemptRef, JobState, Liveness
 from ledger.names import FlowId, JobId, WorkerName
+from ledger.policy import Limits, Pool
 from ledger.state import Job, Phase, State, Worker
 from tests.world import World
 
@@ -36,6 +37,7 @@ class History:
         for pool in state.pools:
             check_no_slot_is_left_idle(state, pool)
         check_blocked_flows(state)
+        self._check_limits(state)
 
     def _check_virtual_time(self, state: State) -> None:
         for name, clock in state.pools.items():
@@ -74,6 +76,14 @@ class History:
         for name, worker in state.workers.items():
             assert worker.next_message == self._numbers[name]
             assert list(worker.messages) == list(range(worker.cursor, worker.next_message))
+
+    def _check_limits(self, state: State) -> None:
+        """What this page started breaks no limit."""
+        for decision in self.world.pages[-1].decisions:
+            if isinstance(decision, e.AttemptAssigned):
+                job = state.jobs[decision.job]
+                assert not own_limits_broken(state, job, more=0), job.id
+                assert not pool_limits_broken(state, job, more=0), job.id
 
     def _check_jobs(self, state: State) -> None:
         assert state.jobs.keys() | state.archive.keys() == self.submitted
@@ -183,13 +193,19 @@ def fits(state: State, job: Job, *, only_free: bool) -> bool:
 
 
 def check_no_slot_is_left_idle(state: State, pool: str) -> None:
-    """No job waits beside slots that would do, unless they are kept for another."""
+    """No job waits beside slots that would do, unless they are kept for another, or a limit
+    holds it, one before it in its flow, or (a limit of the pool) the one whose turn it is."""
+    waiting = [j for j in state.jobs.values() if j.state is JobState.PENDING]
+    if any(j.placed.pool == pool and pool_limits_broken(state, j, more=1) for j in waiting):
+        return
+    held = {j.placed.flow for j in waiting if own_limits_broken(state, j, more=1)}
     if state.policy.discipline(pool) == "fifo" or pool in state.reservations:
         return
     for job in state.jobs.values():
         if (
             job.state is JobState.PENDING
             and job.placed.pool == pool
+            and job.placed.flow not in held
             and is_first_by_name(state, job)
         ):
             assert not fits(state, job, only_free=True), job.id
@@ -206,10 +222,82 @@ def is_first_by_name(state: State, job: Job) -> bool:
 
 
 def check_blocked_flows(state: State) -> None:
-    """A flow is blocked if it has waiting jobs and nothing serves any of them."""
+    """A flow is blocked if it has waiting jobs and nothing serves any, or by its own limit."""
     served: dict[FlowId, list[bool]] = defaultdict(list)
+    held: set[FlowId] = set()
     for job in state.jobs.values():
         if job.state is JobState.PENDING:
             served[job.placed.flow].append(fits(state, job, only_free=False))
+            if own_limits_broken(state, job, more=1):
+                held.add(job.placed.flow)
     for name, flow in state.flows.items():
+        if flow.limit:
+            assert flow.blocked
+            assert name in held
+            continue
         assert bool(flow.blocked) == (bool(served[name]) and not any(served[name])), name
+
+
+# --- limits, computed the slow way --------------------------------------------------------
+
+
+def slots_of(state: State, organization: str = "", workload_class: str = "", pool: str = "") -> int:
+    """Slots that attempts hold of whom these name; empty: of all."""
+    return sum(
+        len(attempt.slots)
+        for job in state.jobs.values()
+        for attempt in job.attempts
+        if attempt.phase not in (Phase.LOST, Phase.ENDED)
+        and organization in ("", job.placed.organization)
+        and workload_class in ("", job.placed.workload_class)
+        and pool in ("", job.placed.pool)
+    )
+
+
+def own_limits_broken(state: State, job: Job, *, more: int) -> bool:
+    """Whether its organization, class or flow has too much, with ``more`` times the job."""
+    spec, policy = job.placed, state.policy
+    added = more * spec.slots
+    organization, flow = policy.organizations.get(spec.organization), policy.flows.get(spec.flow)
+    kinds = [
+        (flow, {"organization": spec.organization, "workload_class": spec.workload_class}, True),
+        (organization, {"organization": spec.organization}, False),
+        (policy.classes.get(spec.workload_class), {"workload_class": spec.workload_class}, False),
+    ]
+    for agreed, whose, of_one_pool in kinds:
+        if agreed is None:
+            continue
+        here = slots_of(state, **whose, pool=spec.pool) + added
+        used = here if of_one_pool else slots_of(state, **whose) + added
+        if agreed.limits.slots and used > agreed.limits.slots:
+            return True
+        if agreed.limits.slots_percent and here > share(state, spec.pool, agreed.limits):
+            return True
+    return False
+
+
+def share(state: State, pool: str, limits: Limits) -> int:
+    serving = sum(w.pool == pool and serves(state, w) for w in state.workers.values())
+    return max(1, serving * limits.slots_percent // 100)
+
+
+def pool_limits_broken(state: State, job: Job, *, more: int) -> bool:
+    """Whether its pool, or the service that it stands for, has too much."""
+    spec = job.placed
+    pool = state.policy.pools.get(spec.pool, Pool())
+    used = slots_of(state, pool=spec.pool) + more * spec.slots
+    if pool.limits.slots and used > pool.limits.slots:
+        return True
+    if pool.limits.slots_percent and used > share(state, spec.pool, pool.limits):
+        return True
+    if pool.api is None:
+        return False
+    window = state.windows.get(spec.pool)
+    tokens = (window.tokens if window else 0) + more * (spec.input_tokens + spec.max_output_tokens)
+    in_flight = more + sum(
+        attempt.phase not in (Phase.LOST, Phase.ENDED)
+        for other in state.jobs.values()
+        for attempt in other.attempts
+        if other.placed.pool == spec.pool
+    )
+    return (0 < pool.api.tokens_per_minute < tokens) or (0 < pool.api.in_flight < in_flight)

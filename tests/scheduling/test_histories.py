@@ -19,8 +19,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from ledger import events as e
 from ledger.checkpoint import decode_checkpoint, encode_checkpoint
 from ledger.events import JobState, Liveness
-from ledger.names import NodeName
-from ledger.policy import DISCIPLINES, Organization, Policy, Pool
+from ledger.names import FlowId, NodeName
+from ledger.policy import (
+    DISCIPLINES,
+    SHARES,
+    AllowRule,
+    ApiLimits,
+    FlowAgreement,
+    Limits,
+    Organization,
+    Policy,
+    Pool,
+    WorkloadClass,
+)
 from ledger.projection import Projection
 from ledger.state import State
 from scheduling.decide import Scheduler
@@ -52,6 +63,14 @@ SMALL = {
 """Limits that short histories reach."""
 
 indexes = st.integers(0, 63)
+limits = st.builds(
+    Limits,
+    slots=st.sampled_from([0, 0, 1, 2]),
+    slots_percent=st.sampled_from([0, 0, 40]),
+    submissions_per_minute=st.sampled_from([0, 0, 0, 6]),
+    queue_length=st.sampled_from([0, 0, 0, 3]),
+    queue_age_ms=st.sampled_from([0, 0, 3_000]),
+)
 nodes = st.sampled_from(NODES)
 
 
@@ -153,10 +172,18 @@ class Histories(RuleBasedStateMachine):
         idempotent=st.booleans(),
         held=st.booleans(),
         copies=st.integers(1, 3),
+        retries=st.sampled_from([0, 0, 1, 3]),
+        patience_ms=st.sampled_from([0, 0, 0, 4_000]),
+        input_tokens=st.sampled_from([0, 20, 60, 120]),
     )
-    def a_job_is_submitted(self, copies: int, held: bool, **spec: object) -> None:
+    def a_job_is_submitted(
+        self, copies: int, held: bool, patience_ms: int = 0, **spec: object
+    ) -> None:
+        deadline_at = self.world.at + patience_ms if patience_ms else 0
         for _ in range(copies):
-            self.history.submitted.add(self.world.submit(held=held and copies == 1, **spec))  # type: ignore[arg-type]
+            self.history.submitted.add(
+                self.world.submit(held=held and copies == 1, deadline_at=deadline_at, **spec)  # type: ignore[arg-type]
+            )
 
     @rule(index=indexes)
     def a_job_is_cancelled(self, index: int) -> None:
@@ -179,6 +206,47 @@ class Histories(RuleBasedStateMachine):
             pools["cpus"] = Pool(workers=("n3",), discipline=discipline)
         self.world.apply_policy(
             Policy(organizations={"a": Organization(weight=weight)}, pools=pools)
+        )
+
+    @rule(
+        discipline=st.sampled_from(DISCIPLINES),
+        share=st.sampled_from(SHARES),
+        api=st.sampled_from([None, None, ApiLimits(tokens_per_minute=100, in_flight=2)]),
+        of_pool=limits,
+        of_organization=limits,
+        of_class=limits,
+        of_flow=limits,
+        strict=st.booleans(),
+        demote=st.booleans(),
+    )
+    def a_policy_with_limits_is_applied(
+        self,
+        discipline: str,
+        share: str,
+        api: ApiLimits | None,
+        of_pool: Limits,
+        of_organization: Limits,
+        of_class: Limits,
+        of_flow: Limits,
+        strict: bool,
+        demote: bool,
+    ) -> None:
+        pool = Pool(discipline=discipline, share=share, limits=of_pool, api=api)
+        interactive = WorkloadClass(
+            strict=strict,
+            allow=(AllowRule(organizations=("a", "b")),),
+            demote_to="batch" if demote else "",
+        )
+        self.world.apply_policy(
+            Policy(
+                organizations={
+                    "a": Organization(limits=of_organization),
+                    "c": Organization(weight=2_000, members=("u",) if demote else ()),
+                },
+                classes={"batch": WorkloadClass(limits=of_class), "interactive": interactive},
+                pools={"default": pool, "cpus": Pool()},
+                flows={FlowId("b/batch/default"): FlowAgreement(limits=of_flow)},
+            )
         )
 
     @rule(node=nodes, how=st.sampled_from(["drain", "drain now", "undrain"]))
@@ -276,6 +344,8 @@ class Histories(RuleBasedStateMachine):
             world.node_is(node, Liveness.FRESH)
         for process in processes.workers.values():
             processes.restart(process, forgets=False)
+        world.apply_policy(Policy())
+        self.post()
         for job in world.state.jobs.values():
             world.release(job.id)
         for _ in range(6 * len(self.history.submitted) + 6):

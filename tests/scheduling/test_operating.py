@@ -478,7 +478,7 @@ def test_a_retried_job_whose_node_returns_first_goes_on_there() -> None:
             {"signal": "KILL", "lead_ms": 5},
             "no signal 'KILL'; signals are HUP, INT, QUIT, USR1, USR2, ALRM, TERM, CONT, URG",
         ),
-        ({"signal": "USR1", "lead_ms": -5}, "times and sizes cannot be negative"),
+        ({"signal": "USR1", "lead_ms": -5}, "times, sizes and counts cannot be negative"),
     ],
 )
 def test_a_signal_that_no_runner_knows_is_rejected(spec: dict[str, object], reason: str) -> None:

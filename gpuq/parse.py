@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from typing import NamedTuple
 
 from ledger.errors import RequestError
@@ -58,6 +59,26 @@ def parse_duration(text: str) -> int:
             f"{text!r} is not between 1 second and 10 years; leave it out for no limit"
         )
     return duration_ms
+
+
+def parse_deadline(text: str, now_ms: int) -> int:
+    """When that is (ms since the epoch): so long from now, or a local time such as
+    ``2026-12-01T18:00``.
+
+    Raises RequestError on anything else, and on what has passed.
+    """
+    try:
+        at_ms = int(datetime.fromisoformat(text.strip()).timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        duration_ms = _duration_ms(text.strip().lower())
+        if duration_ms is None:
+            raise RequestError(
+                f"{text!r} is no deadline: say 2h (from now), or a time such as 2026-12-01T18:00"
+            ) from None
+        at_ms = now_ms + duration_ms
+    if not now_ms < at_ms <= now_ms + DURATION_MAX_MS:
+        raise RequestError(f"the deadline {text!r} has passed, or lies beyond ten years")
+    return at_ms
 
 
 def _duration_ms(text: str) -> int | None:

@@ -21,23 +21,35 @@ from gpuq.client import Client, open_client
 from gpuq.config import Setting
 from gpuq.parse import (
     LeadSignal,
+    parse_deadline,
     parse_duration,
     parse_env,
     parse_gpus,
     parse_signal,
     parse_size,
 )
-from gpuq.render import long_duration, plain_table, print_json, printable, say, size
+from gpuq.render import (
+    local_time,
+    long_duration,
+    plain_table,
+    print_json,
+    printable,
+    say,
+    size,
+    times,
+)
 from gpuq.script import Body, bodies_of
 from gpuq.selectors import remember_last
 from gpuq.view import View, read_view
+from ledger.decisions import JobAdmitted
 from ledger.errors import RequestError, TransientError
 from ledger.events import JobSpec, Submitted
 from ledger.names import WORKER, JobId, WorkerName, check_name, keyed_job_id, new_job_id
-from ledger.policy import CLASSES
-from ledger.state import digest_of
+from ledger.projection import Projection
+from ledger.state import Job, digest_of
 from ledger.writer import put_blob
-from scheduling.admission import refusal
+from scheduling.admission import verdict_on
+from scheduling.retries import RETRY_WORDS, is_retry_rule
 
 _COMMAND = "gpuq.command"
 
@@ -79,7 +91,7 @@ def submit(
     pool: Annotated[str, typer.Option("--pool", "-p", help="Resource pool.")] = "",
     org: Annotated[str, typer.Option("--org", help="Organization that pays.")] = "",
     workload_class: Annotated[
-        str, typer.Option("--class", help="interactive, batch (default) or system.")
+        str, typer.Option("--class", help="A class of the policy: batch (default), interactive...")
     ] = "",
     gpus: Annotated[str, typer.Option("--gpus", "-G", help="Slots: N or TYPE:N.")] = "1",
     gpu_mem: Annotated[
@@ -107,6 +119,24 @@ def submit(
     signal: Annotated[
         str, typer.Option("--signal", help="SIG@SECONDS before the time limit: USR1@120.")
     ] = "",
+    deadline: Annotated[
+        str, typer.Option("--deadline", help="No use after: 2h from now, or 2026-12-01T18:00.")
+    ] = "",
+    retries: Annotated[
+        int, typer.Option("--retries", help="Further attempts after a failure.", min=0, max=100)
+    ] = 0,
+    retry_on: Annotated[
+        str, typer.Option("--retry-on", help="Of which ends: failed (default), rc=75, oom, ...")
+    ] = "",
+    requests: Annotated[
+        int, typer.Option("--requests", help="Calls of the pool's service (else 1).", min=0)
+    ] = 0,
+    input_tokens: Annotated[
+        int, typer.Option("--input-tokens", help="Tokens in of all calls.", min=0)
+    ] = 0,
+    max_output_tokens: Annotated[
+        int, typer.Option("--max-output-tokens", help="Tokens out of all calls, at most.", min=0)
+    ] = 0,
     parsable: Annotated[
         bool, typer.Option("--parsable", "-q", help="Only the ids on stdout.")
     ] = False,
@@ -123,9 +153,13 @@ def submit(
     template = _template(
         gpus=gpus, gpu_mem=gpu_mem, time=time, estimate=estimate, worker=worker, chdir=chdir,
         env=env or [], hold=hold, idempotent=idempotent, exclusive=exclusive, grace=grace,
-        signal=signal,
+        signal=signal, retries=retries, retry_on=retry_on, requests=requests,
+        input_tokens=input_tokens, max_output_tokens=max_output_tokens,
     )  # fmt: skip
     client = open_client(context)
+    if deadline:
+        at_ms = parse_deadline(deadline, client.store.clock_ms())
+        template = msgspec.structs.replace(template, deadline_at=at_ms)
     view = read_view(client.load_journal(), client.settings.timings)
     wishes = Wishes(
         organization=_organization(client, org),
@@ -138,7 +172,7 @@ def submit(
     for spec in specs:
         _check(view, spec)
     if explain:
-        _explain(wishes, specs, client.settings.timings.grace_ms)
+        _explain(view, wishes, specs, client.settings.timings.grace_ms)
     if not dry_run:
         _hint(view, wishes)
     shown = []
@@ -170,6 +204,11 @@ def _template(
     exclusive: bool,
     grace: str,
     signal: str,
+    retries: int,
+    retry_on: str,
+    requests: int,
+    input_tokens: int,
+    max_output_tokens: int,
 ) -> JobSpec:
     """A spec of all that the flags say alone, before anything is asked of the ledger."""
     wanted = parse_gpus(gpus)
@@ -196,7 +235,28 @@ def _template(
         grace_ms=parse_duration(grace) if grace else 0,
         signal=lead.signal,
         lead_ms=lead.lead_ms,
+        retries=retries,
+        retry_on=_retry_on(retry_on, retries=retries, idempotent=idempotent),
+        requests=requests,
+        input_tokens=input_tokens,
+        max_output_tokens=max_output_tokens,
     )
+
+
+def _retry_on(text: str, *, retries: int, idempotent: bool) -> tuple[str, ...]:
+    """The ends after which it is tried again, as ``rc=75,oom`` says."""
+    rules = tuple(rule.strip() for rule in text.split(",")) if text else ()
+    for rule in rules:
+        if not is_retry_rule(rule):
+            raise RequestError(f"--retry-on {rule!r}: say one or more of {RETRY_WORDS}")
+        if rule in ("lost", "timeout") and not idempotent:
+            raise RequestError(
+                f"--retry-on {rule}: the job may have done all of its work already; say "
+                "--idempotent if it may run twice"
+            )
+    if rules and not retries:
+        raise RequestError("--retry-on needs --retries N")
+    return rules
 
 
 def _lead_signal(text: str, time_limit_ms: int) -> LeadSignal:
@@ -237,12 +297,13 @@ def _organization(client: Client, flag: str) -> Setting:
 def _workload_class(view: View, flag: str) -> Setting:
     if not flag:
         return Setting("batch", "default")
-    if flag in CLASSES:
+    known = view.state.policy.classes
+    if flag in known:
         return Setting(flag, "--class")
     workers = view.state.workers.values()
     pools = {worker.pool for worker in workers} | set(view.state.policy.pools)
     gpus = {worker.slot.gpu_name.lower() for worker in workers}
-    classes = f"a class is one of {', '.join(CLASSES)}"
+    classes = f"a class is one of {', '.join(known)}"
     if flag in pools:
         raise RequestError(f"{flag!r} is a pool, no class: say --pool {flag} ({classes})")
     if any(flag.lower() in gpu for gpu in gpus):
@@ -293,9 +354,13 @@ def _check(view: View, spec: JobSpec) -> None:
     conflict = _conflict(view, spec)
     if conflict:
         raise RequestError(conflict)
-    reason = refusal(view.state, spec)
-    if reason:
-        raise RequestError(reason)
+    now_ms = view.now_ms
+    job = Job(spec=spec, arrival=0, submitted_at=now_ms)
+    verdict = verdict_on(view.state, job, now_ms)
+    if isinstance(verdict, JobAdmitted):
+        say(f"it will run as {verdict.organization}/{verdict.workload_class}: so the policy says")
+    elif verdict is not None:
+        raise RequestError(verdict.reason)
 
 
 def _conflict(view: View, spec: JobSpec) -> str:
@@ -350,13 +415,15 @@ def _hint(view: View, wishes: Wishes) -> None:
         say(f"no worker serves pool {wishes.pool.value!r} now; there is {', '.join(sorted(pools))}")
 
 
-def _explain(wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int) -> None:
+def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int) -> None:
     """Each value and who said so; talk, so that stdout stays what a program reads."""
     spec = wishes.spec
     limit = long_duration(spec.time_limit_ms) if spec.time_limit_ms else ""
     memory = size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""
     lead = f"{spec.signal} {long_duration(spec.lead_ms)} before the limit" if spec.lead_ms else ""
     grace = long_duration(spec.grace_ms or grace_ms)
+    deadline = local_time(spec.deadline_at, view.now_ms) if spec.deadline_at else ""
+    retries = f"{spec.retries} on {', '.join(spec.retry_on or ('failed',))}" if spec.retries else ""
     rows = [
         ("user", specs[0].user, ""),
         ("organization", wishes.organization.value, wishes.organization.source),
@@ -369,8 +436,20 @@ def _explain(wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int) -> None:
         ("grace", grace, "--grace" if spec.grace_ms else "default"),
         ("worker", spec.worker, "--worker" if spec.worker else ""),
         ("directory", spec.cwd, ""),
+        ("estimate", *_estimate(view, specs[0])),
+        ("deadline", deadline, "--deadline" if deadline else ""),
+        ("retries", retries, "--retries" if retries else ""),
     ]
     print(plain_table(("WHAT", "VALUE", "FROM"), rows), file=sys.stderr)
+
+
+def _estimate(view: View, spec: JobSpec) -> tuple[str, str]:
+    """What a dispatch would charge, and who says so."""
+    projection = Projection(view.state)
+    if view.state.policy.pool(spec.pool).api is not None:
+        return f"{projection.estimated_cost(spec)} tokens", "--input-tokens, --max-output-tokens"
+    run_ms, source = projection.expected(spec)
+    return long_duration(run_ms), source
 
 
 def _json(spec: JobSpec, outcome: str) -> dict[str, Any]:
@@ -387,4 +466,6 @@ def _json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "time_limit_ms": spec.time_limit_ms or None,
         "pinned_to": spec.worker,
         "key": spec.key,
+        **times(deadline_at=spec.deadline_at or None),
+        "retries": spec.retries,
     }

@@ -420,14 +420,19 @@ class Transitions:
 
     # -- estimates
 
-    def expected_ms(self, spec: JobSpec) -> int:
-        """Run time to charge for: ``--estimate``, ``--time``, recent like jobs, the default."""
-        return (
-            spec.estimate_ms
-            or spec.time_limit_ms
-            or self.state.recent_cost_ms.get(_stem(spec))
-            or DEFAULT_COST_MS
+    def expected(self, spec: JobSpec) -> tuple[int, str]:
+        """Run time to charge for (ms), and who says so."""
+        known = (
+            (spec.estimate_ms, "--estimate"),
+            (spec.time_limit_ms, "--time"),
+            (self.state.recent_cost_ms.get(_stem(spec), 0), "recent jobs of that name"),
+            (DEFAULT_COST_MS, "default"),
         )
+        return next((run_ms, source) for run_ms, source in known if run_ms)
+
+    def expected_ms(self, spec: JobSpec) -> int:
+        """Run time to charge for."""
+        return self.expected(spec)[0]
 
     def estimated_cost(self, spec: JobSpec) -> int:
         """What a dispatch is charged: slot-milliseconds, or tokens in an API pool.

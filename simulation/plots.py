@@ -25,6 +25,9 @@ _SLOTS_MAX = 256
 _NAMES_MAX = 10
 """More organizations than this are not told apart."""
 
+_SHORTEST_S = 1.0
+"""An axis of logarithms has no 0."""
+
 _CLASS_COLOURS = {"interactive": "tab:red", "batch": "tab:blue", "system": "tab:green"}
 _OTHERS = "0.6"
 
@@ -52,7 +55,7 @@ def draw(outcomes: Mapping[str, Outcome], path: Path) -> None:
             axis.set_xlim(0, (end - begin) / unit_ms)
     for axis in axes[-1][1:]:
         axis.set_xlabel(unit)
-    axes[-1][0].set_xlabel("wait, seconds")
+    axes[-1][0].set_xlabel("wait, seconds (1: that or less)")
     for axis, title in zip(axes[0], _TITLES, strict=True):
         axis.set_title(title)
     _share_limits(axes)
@@ -101,13 +104,14 @@ def _draw_waits(axis: Any, outcome: Outcome) -> None:
         jobs[name] = jobs.get(name, 0) + 1
         waits.setdefault(name, [])
         if run.wait_ms is not None:
-            waits[name].append(max(1.0, seconds(run.wait_ms)))
+            waits[name].append(max(_SHORTEST_S, seconds(run.wait_ms)))
     for name in sorted(waits):
         ordered = sorted(waits[name])
         shares = [(place + 1) / jobs[name] for place in range(len(ordered))]
-        points = _thinned(list(zip(ordered, shares, strict=True)))
+        points = _thinned([(0.5, 0.0), *zip(ordered, shares, strict=True)])
         axis.step(*_columns(points), where="post", label=name, color=_CLASS_COLOURS[name])
     axis.set_xscale("log")
+    axis.set_xlim(left=0.8)
     axis.set_ylim(0, 1.02)
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right", fontsize=8)
@@ -125,9 +129,9 @@ def _draw_service(axis: Any, outcome: Outcome, scale: _Scale, colours: dict[str,
                 _grow(owed, name, at, slot_ms)
             for (name, _), slots in interval.running.items():
                 _grow(had, name, at, slots * interval.span_ms)
-    for name, points in sorted(had.items()):
+    for name in sorted({*had, *owed}):
         _grow(had, name, scale.at(outcome.ended_at_ms), 0)
-        axis.plot(*_columns(_thinned(points)), label=name, color=colours[name])
+        axis.plot(*_columns(_thinned(had[name])), label=name, color=colours[name])
     for name, points in sorted(owed.items()):
         axis.plot(*_columns(_thinned(points)), "--", color=colours[name], linewidth=1)
     axis.set_ylabel("slot-hours")
@@ -166,9 +170,11 @@ def _draw_queue(axis: Any, outcome: Outcome, scale: _Scale) -> None:
 
 
 def _draw_slots(axis: Any, outcome: Outcome, scale: _Scale, colours: dict[str, Any]) -> None:
-    """A bar for each run on each of its slots; of many slots or runs an even sample."""
+    """A bar for each run on each of its slots; of many slots an even sample."""
     names = list(dict.fromkeys(slot.worker for slot in outcome.workload.slots))
-    shown = names[:: -(-len(names) // _SLOTS_MAX) or 1]
+    used = sum(len(run.workers) for run in outcome.runs)
+    most = min(_SLOTS_MAX, _BARS_MAX * len(names) // max(1, used))
+    shown = names[:: -(-len(names) // max(1, most)) or 1]
     place = {name: number for number, name in enumerate(shown)}
     bars: dict[str, list[tuple[float, float, int]]] = {}
     for run in outcome.runs:
@@ -180,9 +186,8 @@ def _draw_slots(axis: Any, outcome: Outcome, scale: _Scale, colours: dict[str, A
             if worker in place:
                 bar = (begun, scale.at(end) - begun, place[worker])
                 bars.setdefault(run.job.organization, []).append(bar)
-    every = -(-sum(map(len, bars.values())) // _BARS_MAX) or 1
     for name, of_one in sorted(bars.items()):
-        lefts, widths, rows = zip(*of_one[::every], strict=True)
+        lefts, widths, rows = zip(*of_one, strict=True)
         axis.barh(rows, widths, left=lefts, height=1.0, color=colours[name], linewidth=0)
     axis.set_ylim(-0.5, len(shown) - 0.5)
     axis.set_ylabel("slot" if len(shown) == len(names) else f"{len(shown)} of {len(names)} slots")

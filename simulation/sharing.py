@@ -76,7 +76,7 @@ class Entitlement:
     def of(self, interval: Interval) -> dict[Flow, float]:
         """Slot-milliseconds owed in the interval. O(flows^2 * log flows) at worst.
 
-        Where it is not contested that is what each flow has.
+        Where it is not contested that is what each flow has, but for what it was owed before.
         """
         for flow, work_ms in interval.brought.items():
             self._open[flow] = self._open.get(flow, 0.0) + work_ms
@@ -87,10 +87,13 @@ class Entitlement:
         self._open = {flow: self._open.get(flow, 0.0) for flow in demand}
         if interval.is_contested:
             return self._contested(interval.capacity, interval.span_ms, demand)
-        owed = {flow: slots * interval.span_ms for flow, slots in interval.running.items()}
+        owed = {
+            flow: min(self._open[flow], slots * interval.span_ms)
+            for flow, slots in interval.running.items()
+        }
         for flow, slot_ms in owed.items():
-            self._open[flow] = max(0.0, self._open[flow] - slot_ms)
-        return dict(owed)
+            self._open[flow] -= slot_ms
+        return owed
 
     def _contested(
         self, capacity: int, left_ms: float, demand: Mapping[Flow, int]

@@ -218,3 +218,17 @@ def test_without_matplotlib_and_greenlet_everything_but_pictures_works(
     drawn = call("--plot", "x.png")
     assert drawn.returncode == 64
     assert drawn.stderr == "gpuq: --plot needs matplotlib: pip install 'gpuq-ledger[plot]'\n"
+
+
+def test_the_page_says_every_key_of_the_json_and_the_answers_as_they_are(
+    scenario: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "REPLAY.md").read_text()
+    said = as_json(capsys, "compare", "abc")
+    made = said["policies"][1]
+    keys = {*said, *made, *made["flows"][0], *made["changed"]}
+    assert {key for key in keys if f"`{key}`" not in page} == set()
+    for answer in said["answers"]:
+        assert answer["question"] in page
+        for policy, text in answer["answers"].items():
+            assert f"  {policy}: {text}\n" in page

@@ -34,10 +34,12 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# The search over many seeds, and again for seeds that catch each broken variant.
+# The search over many seeds, and again for seeds that catch each broken variant; then the
+# tests that take long.
 SEEDS ?= 0-1999
 soak: $(READY)
 	$(BIN)/python -m simulation --seeds $(SEEDS) --jobs 2
+	$(BIN)/python -m pytest -q -m soak
 
 format: $(READY)
 	$(BIN)/ruff check --fix

@@ -201,4 +201,4 @@ _add(
     short="Ask whether the store can hold a ledger.",
     examples=["gpuq doctor --store s3://bucket/prefix"],
 )
-app.add_typer(replay_app, name="replay", short_help="Derive every decision again: verify.")
+app.add_typer(replay_app, name="replay", short_help="Verify a ledger; compare policies on it.")

@@ -12,11 +12,12 @@ import msgspec
 import typer
 
 from gpuq.client import Client, connect, settings_of
+from gpuq.compare import compare, whatif
 from gpuq.render import epilog, print_json, printable
 from ledger.clock import Clock
 from simulation.verify import Difference, Verification, verify
 
-replay_app = typer.Typer(help="Read a ledger again from its first page: verify.")
+replay_app = typer.Typer(help="Prove what happened, ask what would have happened.")
 
 DIFFERENT = 1
 """Exit code of ``verify`` where the ledger is not what its decisions derive to."""
@@ -30,7 +31,21 @@ _VALUE_MAX_CHARACTERS = 300
 
 @replay_app.callback()
 def replay() -> None:
-    """Read a ledger again from its first page."""
+    """Prove what happened, ask what would have happened."""
+
+
+replay_app.command(
+    "compare",
+    epilog=epilog(
+        "gpuq replay compare abc",
+        "gpuq replay compare --policies fifo,wfq --slots 640 philly_4vc_jobs.csv.gz",
+        "gpuq replay compare --plot week.png s3://bucket/prefix",
+    ),
+)(compare)
+replay_app.command(
+    "whatif",
+    epilog=epilog("gpuq replay whatif --weights vision=8 --add-node 8xh100 --drop-org nlp"),
+)(whatif)
 
 
 @replay_app.command(

@@ -25,7 +25,7 @@ import msgspec
 from ledger import events as e
 from ledger.keys import FactKey
 from ledger.names import BASE32, Epoch, JobId, Seq, WorkerName, WriterName
-from ledger.policy import Policy
+from ledger.policy import Limits, Policy
 from ledger.projection import Projection
 from ledger.state import State, Worker
 from scheduling.admission import RUN_MAX_MS, refusal
@@ -114,6 +114,7 @@ class _Engine:
         self._starts: list[e.AttemptStarted] = []
         self._starts_due: int | None = None
         """When something would rest on a start that is not posted yet."""
+        self._is_open = _is_open(self._policy)
         self._sound: set[_Kind] = set()
         """Kinds of jobs that these workers do not refuse."""
         self._numbers: dict[WriterName, int] = {}
@@ -228,7 +229,12 @@ class _Engine:
             yield self._post(e.Submitted(at=at, job=_spec(index, job)), _CLIENT, at)
 
     def _trust(self, submitted: list[e.Posted]) -> None:
-        """Spare the scheduler the question whether a known kind of job is to be refused."""
+        """Spare the scheduler the question whether a known kind of job is to be refused.
+
+        A policy that has rules for submitters or limits is asked about every job.
+        """
+        if not self._is_open:
+            return
         for posted in submitted:
             assert isinstance(posted.fact, e.Submitted)
             kind = _kind(posted.fact.job)
@@ -245,7 +251,7 @@ class _Engine:
             match decision:
                 case e.AttemptAssigned():
                     self._start(at, decision)
-                case e.JobRejected():
+                case e.JobRejected() | e.JobExpired():
                     self._runs[_index(decision.job)].refused = decision.reason
                 case e.StopOrdered() | e.RevokeBegun() | e.JobRequeued() | e.JobHeld():
                     raise AssertionError(f"nothing here calls for {decision}")
@@ -271,6 +277,20 @@ class _Engine:
         self._starts_due = exhausted if due is None else min(due, exhausted)
         end = _End(at + run.job.duration_ms, run.dispatch, index, assigned.attempt)
         heapq.heappush(self._ends, end)
+
+
+def _is_open(policy: Policy) -> bool:
+    """Whether the policy refuses nobody, however much there is."""
+    organizations, classes = policy.organizations.values(), policy.classes.values()
+    pools, flows = policy.pools.values(), policy.flows.values()
+    limits = [each.limits for each in organizations] + [each.limits for each in classes]
+    limits += [each.limits for each in pools] + [each.limits for each in flows]
+    return not (
+        any(each != Limits() for each in limits)
+        or any(each.members for each in organizations)
+        or any(each.allow for each in classes)
+        or any(each.api for each in pools)
+    )
 
 
 _Change = tuple[int, bool, int, Presence]

@@ -12,6 +12,8 @@ from ledger.names import FlowId, JobId, NodeName, WorkerName
 
 __all__ = [
     "SUPERSEDED",
+    "YIELDED",
+    "YIELD_RC",
     "AnyDecision",
     "AttemptAssigned",
     "AttemptFound",
@@ -80,6 +82,13 @@ class AttemptAssigned(Decision, frozen=True, tag="assign"):
 
 SUPERSEDED = "superseded"
 """Reason of a stop of an attempt that no longer counts: it must write nothing more."""
+
+
+YIELDED = "its quantum is over"
+"""Reason of a stop of an attempt that is to save and give way; it goes on as a new one."""
+
+YIELD_RC = 75
+"""``EX_TEMPFAIL`` of sysexits.h: how a job says that it has saved and can go on."""
 
 
 class StopOrdered(Decision, frozen=True, tag="stop"):

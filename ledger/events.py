@@ -127,6 +127,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests to the external service that its pool stands for; 0 means one."""
     input_tokens: int = 0
     max_output_tokens: int = 0
+    resumable: bool = False
+    """It saves at TERM, exits with 75 and goes on where it was in its next attempt."""
 
     @property
     def flow(self) -> FlowId:

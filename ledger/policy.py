@@ -85,6 +85,8 @@ class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Its flows are served before all that are not strict."""
     wait_target_ms: int = 0
     """A longer wait is shown as overdue."""
+    quantum_ms: int = 0
+    """After it a resumable job yields to one of another flow that waits; 0: never."""
     limits: Limits = Limits()
 
 

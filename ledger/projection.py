@@ -15,6 +15,7 @@ from typing import assert_never
 from ledger import events as e
 from ledger import state as projection_state
 from ledger.decided import Decided
+from ledger.decisions import YIELD_RC, YIELDED
 from ledger.errors import LedgerError, UpgradeError
 from ledger.events import JobState, Liveness
 from ledger.keys import FactKey
@@ -345,12 +346,17 @@ class Projection(Decided):
             return
         if job.state is JobState.NODE_FAIL:
             self.reopen(job, JobState.RUNNING)
-        state = end_state(fact.outcome, fact.rc)
+        yielded = attempt.stop_reason == YIELDED and job.cancel is None
+        outcome = "exited" if yielded else fact.outcome
+        state = end_state(outcome, fact.rc)
         self.end(job, state, fact.reason, fact.ended_at)
 
     def _goes_back(self, job: Job, attempt: Attempt) -> bool:
         """A job that was ended for the fleet's sake is requeued where it may run again."""
         ordered = attempt.outcome == "stopped" and attempt.stop_ordered
+        if attempt.stop_reason == YIELDED:
+            ordered = ordered and attempt.rc == YIELD_RC
+            return ordered and job.cancel is None and not job.state.ended
         gave_way = attempt.outcome in ("stopped", "exclusive") and self.may_rerun(job, attempt)
         return (ordered or gave_way) and job.cancel is None and not job.state.ended
 

@@ -22,6 +22,7 @@ from scheduling.dispatch import Dispatch
 from scheduling.headroom import Headroom
 from scheduling.health import Health
 from scheduling.placement import Fleet, trouble
+from scheduling.quantum import Quanta
 from scheduling.queues import Queues
 from scheduling.retries import retry_of
 from scheduling.waiting import DEADLINE, next_waiting_due, waiting_due
@@ -48,11 +49,12 @@ class Scheduler:
         self._leads: dict[JobId, tuple[WorkerName, ...]] = {}
         self.queues = Queues(projection)
         self.fleet = Fleet(projection.state)
-        for job in projection.state.jobs.values():
-            self._watch_attempts(job)
         self._health = Health(projection)
         self._headroom = Headroom(projection, self.fleet)
         self._dispatch = Dispatch(projection, self.queues, self.fleet, self._headroom)
+        self._quanta = Quanta(projection, self.queues, self._headroom)
+        for job in projection.state.jobs.values():
+            self._watch_attempts(job)
 
     def next_due_ms(self) -> int | None:
         """When time alone will make something to decide, or None."""
@@ -109,6 +111,7 @@ class Scheduler:
             for limit in self._headroom.update(job):
                 self._pools.update(dict.fromkeys(sorted(self._dispatch.limit_eased(limit))))
             self._health.update_job(job)
+            self._quanta.update(job)
             self._watch_attempts(job)
             self._pending[job_id] = None
             projection.fair.touched[job.placed.flow] = None
@@ -187,7 +190,8 @@ class Scheduler:
             return
         if last.phase is Phase.ENDED:
             node = self._projection.state.nodes[self._projection.state.workers[last.lead].node]
-            counted = not (last.outcome == "revoked" and node.health.blocked)
+            revoked = last.outcome == "revoked" and node.health.blocked
+            counted = not revoked and last.stop_reason != e.YIELDED
             reason = last.stop_reason or last.reason
             self.emit(e.JobRequeued(job=job.id, reason=reason, counted=counted))
         elif last.phase is Phase.LOST and self._projection.may_rerun(job, last):
@@ -270,20 +274,32 @@ class Scheduler:
         if last is None or last.settled or last.phase is Phase.REVOKING:
             return None
         if last.started_at is not None:
-            if last.output_factor:
-                return None
-            return exhausted_at(last.started_at, len(last.slots), last.cost_ms)
+            dues = [self._quanta.due_at(job), self._exhausted_at(last)]
+            return min((due for due in dues if due is not None), default=None)
         if last.phase is Phase.ASSIGNED:
             return min(_claim_due(last), job.spec.deadline_at or _claim_due(last))
         return None
 
+    @staticmethod
+    def _exhausted_at(attempt: Attempt) -> int | None:
+        """When it has used up its charge; tokens are no matter of time."""
+        if attempt.output_factor or attempt.started_at is None:
+            return None
+        return exhausted_at(attempt.started_at, len(attempt.slots), attempt.cost_ms)
+
     def _act_on_time(self, at: int) -> None:
         while self._dues and self._dues[0][0] <= at:
             job = self._projection.state.jobs[self._dues[0][1]]
-            self.emit(self._due_decision(job, at))
-            self._settle_jobs()
+            decision = self._due_decision(job, at)
+            if decision is None:
+                self._pools[job.placed.pool] = None
+                self._watch_time(job)
+            else:
+                self.emit(decision)
+                self._settle_jobs()
 
-    def _due_decision(self, job: Job, at: int) -> e.AnyDecision:
+    def _due_decision(self, job: Job, at: int) -> e.AnyDecision | None:
+        """What becomes of a job now; None where its pool must be looked at (its quantum)."""
         if job.state.queued:
             return waiting_due(self._projection.state.policy, job, at)
         last = job.last
@@ -293,6 +309,9 @@ class Scheduler:
             if at < _claim_due(last):
                 reason = DEADLINE
             return e.RevokeBegun(job=job.id, attempt=last.number, reason=reason)
+        exhausted = self._exhausted_at(last)
+        if exhausted is None or exhausted > at:
+            return None
         cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, at)
         return e.OverrunCharged(job=job.id, attempt=last.number, cost_ms=cost_ms)
 
@@ -302,6 +321,10 @@ class Scheduler:
         """Serve what was touched, also by serving another pool: a probe closes its node to all."""
         while pools := sorted(set(self._pools) - {""}):
             self._dispatch.serve(pools[0], at, self.emit)
+            yields = self._quanta.who_yields(pools[0], at)
+            if yields is not None:
+                assert yields.last is not None
+                self._stop(yields, yields.last, e.YIELDED)
             del self._pools[pools[0]]
         self._pools.clear()
         self._pending.clear()

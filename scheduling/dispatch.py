@@ -41,6 +41,7 @@ class Dispatch:
         self._limited: dict[str, set[FlowId]] = {}
         """By whose limit holds them."""
         self._held: dict[FlowId, str] = {}
+        self._serving: dict[str, int] = {}
         for flow in projection.state.flows:
             self.flow_changed(flow)
 
@@ -63,7 +64,11 @@ class Dispatch:
         return {self._state.flows[flow].pool for flow in flows}
 
     def pool_changed(self, pool: str) -> None:
-        """Other slots serve it: limits that are a share of them hold less, or more."""
+        """Other slots may serve it: limits that are a share of them hold less, or more."""
+        serving = self._fleet.serving(pool)
+        if self._serving.get(pool) == serving:
+            return
+        self._serving[pool] = serving
         for flow in self._held:
             if self._state.flows[flow].pool == pool:
                 self._changed_flows[flow] = None

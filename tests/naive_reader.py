@@ -271,11 +271,16 @@ class NaiveReader:
         stopped = fact["outcome"] == "stopped"
         gave_way = fact["outcome"] in ("stopped", "exclusive")
         goes_back = (stopped and attempt["stop"]) or (gave_way and self.may_run_again(job, attempt))
+        yields = attempt["stop"] == "its quantum is over" and not job["cancel"]
+        if yields:
+            goes_back = stopped and fact["rc"] == 75
         if goes_back and not job["cancel"] and job["state"] in OPEN:
             return
         if job["state"] == "NODE_FAIL":
             job["state"] = "RUNNING"
-        if stopped:
+        if yields:
+            state = "COMPLETED" if fact["rc"] == 0 else "FAILED"
+        elif stopped:
             state = "CANCELLED"
         else:
             state = OUTCOMES.get(fact["outcome"], "COMPLETED" if fact["rc"] == 0 else "FAILED")
@@ -367,7 +372,7 @@ class NaiveReader:
             "started_at": None,
             "rc": None,
             "ran": True,
-            "stop": False,
+            "stop": "",
             "retried": False,
             "settled": False,
         }
@@ -377,7 +382,7 @@ class NaiveReader:
 
     def decided_stop(self, decision: Body) -> None:
         job, attempt = self.found(decision)
-        attempt["stop"] = True
+        attempt["stop"] = decision["reason"]
         if attempt["phase"] == STARTED:
             attempt["phase"] = STOPPING
             if attempt is job["attempts"][-1] and job["state"] in OPEN:

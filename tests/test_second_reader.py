@@ -150,6 +150,7 @@ class Life:
             held=number % 7 == 0,
             retries=number % 3,
             deadline_at=self.world.at + 9_000 if number % 11 == 0 else 0,
+            resumable=number % 2 == 0,
         )
 
     def call(self, number: int) -> None:
@@ -167,7 +168,7 @@ class Life:
                         allow=(policy.AllowRule(organizations=("a",)),) if number % 4 == 0 else (),
                         demote_to="interactive",
                     ),
-                    "interactive": policy.WorkloadClass(),
+                    "interactive": policy.WorkloadClass(quantum_ms=2_000),
                 },
                 pools={"default": msgspec.structs.replace(self.pool, api=api)},
             )
@@ -204,7 +205,8 @@ class Life:
         self.world.finish(job, rc=chance % 2, outcome=outcome, number=number, report=report)
 
     def stopped(self, job: JobId) -> None:
-        self.world.finish(job, rc=143, outcome="stopped")
+        rc = (143, 75, 0)[self.world.at % 3]
+        self.world.finish(job, rc=rc, outcome="stopped")
 
     def lost(self, job: JobId) -> None:
         self.world.lost(job, ran=self.world.at % 2 == 0)

@@ -175,6 +175,7 @@ class Histories(RuleBasedStateMachine):
         retries=st.sampled_from([0, 0, 1, 3]),
         patience_ms=st.sampled_from([0, 0, 0, 4_000]),
         input_tokens=st.sampled_from([0, 20, 60, 120]),
+        resumable=st.booleans(),
     )
     def a_job_is_submitted(
         self, copies: int, held: bool, patience_ms: int = 0, **spec: object
@@ -243,7 +244,10 @@ class Histories(RuleBasedStateMachine):
                     "a": Organization(limits=of_organization),
                     "c": Organization(weight=2_000, members=("u",) if demote else ()),
                 },
-                classes={"batch": WorkloadClass(limits=of_class), "interactive": interactive},
+                classes={
+                    "batch": WorkloadClass(limits=of_class, quantum_ms=1_500),
+                    "interactive": interactive,
+                },
                 pools={"default": pool, "cpus": Pool()},
                 flows={FlowId("b/batch/default"): FlowAgreement(limits=of_flow)},
             )

@@ -133,7 +133,8 @@ def on_counting_pool(workload: Workload, slots: int) -> Workload:
         msgspec.structs.replace(job, pool=POOL, worker="", gpu_type="", gpu_memory_bytes=0)
         for job in workload.jobs
     )
-    pools = {POOL: Pool(discipline=workload.policy.discipline(POOL))}
+    pool = workload.policy.pools.get(POOL, Pool())
+    pools = {POOL: msgspec.structs.replace(pool, workers=())}
     policy = msgspec.structs.replace(workload.policy, pools=pools)
     made = msgspec.structs.replace(
         workload, jobs=jobs, slots=node(COUNTING_NODE, slots), policy=policy

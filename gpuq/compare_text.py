@@ -37,6 +37,9 @@ def print_comparison(workload: Workload, reports: Sequence[Report]) -> None:
     if workload.left_out:
         jobs = "1 job" if workload.left_out == 1 else f"{workload.left_out} jobs"
         say(f"gpuq: no run time is known of {jobs} of the source: left out")
+    for made in reports:
+        if made.refused_jobs:
+            say(f"gpuq: {made.policy}: {made.refused_jobs} of the jobs are refused: no slots fit")
     print()
     print_table(_TOTALS, [_total(made) for made in reports], _TOTALS_CUTS)
     _print_groups("by flow", reports, lambda made: made.flows)

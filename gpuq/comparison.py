@@ -156,7 +156,10 @@ def _disciplines(text: str) -> list[str]:
 
 
 def _workload(context: typer.Context, choice: Choice) -> Workload:
-    workload = selected(_read(context, choice.source), _conditions(choice.where))
+    workload = _read(context, choice.source)
+    if not workload.jobs:
+        raise RequestError("no job of the source has run to an end: there is nothing to run again")
+    workload = selected(workload, _conditions(choice.where))
     if choice.policy is not None:
         workload = msgspec.structs.replace(workload, policy=_policy(Path(choice.policy)))
     if choice.slots is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -214,7 +214,7 @@ def organization_name(text: str) -> str:
 
 def _checked(workload: Workload) -> Workload:
     """Raises RequestError where a job is wider than the whole pool."""
-    widest: Any = max(workload.jobs, key=lambda job: job.slots, default=None)
+    widest: SimJob | None = max(workload.jobs, key=lambda job: job.slots, default=None)
     if widest is not None and widest.slots > len(workload.slots):
         raise RequestError(
             f"job {widest.name} needs {widest.slots} slots, the pool has {len(workload.slots)}: "

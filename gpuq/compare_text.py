@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gpuq.render import print_table, printable, say, short_duration
+from gpuq.render import Cut, print_table, printable, say, short_duration
 from simulation.metrics import Changes, Figures, Report
 from simulation.workload import Question, Workload
 
@@ -23,13 +23,25 @@ _TOTALS = (
 )  # fmt: skip
 
 
+_CUTS = (Cut("NAME", 24), *(Cut(column, 0) for column in ("SLOWDOWN", "P99", "P50", "SERVED")))
+
+_TOTALS_CUTS = tuple(Cut(column, 0) for column in ("MAKESPAN", "WORK LEFT", "CONTESTED"))
+
+_MANY_HOURS = 24
+"""More slot time than this is not told in days."""
+
+
 def print_comparison(workload: Workload, reports: Sequence[Report]) -> None:
     """Everything, for people."""
     print(printable(workload.title))
     if workload.left_out:
-        say(f"gpuq: {workload.left_out} jobs of the source are left out: no run time is known")
+        jobs = "1 job" if workload.left_out == 1 else f"{workload.left_out} jobs"
+        say(f"gpuq: no run time is known of {jobs} of the source: left out")
+    for made in reports:
+        if made.refused_jobs:
+            say(f"gpuq: {made.policy}: {made.refused_jobs} of the jobs are refused: no slots fit")
     print()
-    print_table(_TOTALS, [_total(made) for made in reports])
+    print_table(_TOTALS, [_total(made) for made in reports], _TOTALS_CUTS)
     _print_groups("by flow", reports, lambda made: made.flows)
     _print_groups("by class", reports, lambda made: made.classes)
     _print_groups("by pool", reports, lambda made: made.pools)
@@ -67,7 +79,7 @@ def _print_groups(
         return
     print(f"\n{title}")
     print_table(
-        _HEADER, [_row(made.policy, group) for made in reports for group in groups_of(made)]
+        _HEADER, [_row(made.policy, group) for made in reports for group in groups_of(made)], _CUTS
     )
 
 
@@ -147,7 +159,8 @@ def _time(seconds: float | None) -> str:
 
 
 def _slot_time(seconds: float) -> str:
-    return f"{seconds / 3600:,.1f} h"
+    hours = seconds / 3600
+    return f"{hours:,.0f}h" if hours >= _MANY_HOURS else _time(seconds)
 
 
 def _percent(part: float | None) -> str:

@@ -8,6 +8,7 @@ that ``--plot`` names.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -39,6 +40,9 @@ from simulation.workload import (
 
 AS_IT_IS = "as it is"
 
+MANY_JOBS = 5_000
+"""With so many a run takes long enough to say on a terminal that it goes on."""
+
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What is run: as the options say, None where they say nothing."""
@@ -69,7 +73,7 @@ def compare(context: typer.Context, choice: Choice, policies: str, output: Outpu
     names = _disciplines(policies)
     workload = _workload(context, choice)
     _check_plot(output.plot)
-    outcomes = {name: simulate(workload, under(workload, name)) for name in names}
+    outcomes = {name: _run(name, workload, under(workload, name)) for name in names}
     against = "recorded"
     starts = [job.recorded_start_ms for job in workload.jobs]
     if all(start is None for start in starts):
@@ -94,7 +98,10 @@ def whatif(context: typer.Context, choice: Choice, change: Change, output: Outpu
         changed = with_node(changed, text)
     for name in change.drop_org:
         changed = without_organization(changed, name)
-    outcomes = {AS_IT_IS: simulate(workload), "changed": simulate(changed)}
+    outcomes = {
+        AS_IT_IS: _run(AS_IT_IS, workload, workload.policy),
+        "changed": _run("changed", changed, changed.policy),
+    }
     before = [
         run.start_ms
         for run in outcomes[AS_IT_IS].runs
@@ -103,6 +110,12 @@ def whatif(context: typer.Context, choice: Choice, change: Change, output: Outpu
     reports = [report(name, outcome) for name, outcome in outcomes.items()]
     reports[1].changed = changes(AS_IT_IS, before, outcomes["changed"])
     _show(choice, output, reports, outcomes)
+
+
+def _run(name: str, workload: Workload, policy: Policy) -> Outcome:
+    if len(workload.jobs) >= MANY_JOBS and sys.stderr.isatty():
+        say(f"gpuq: {name}: running {len(workload.jobs)} jobs")
+    return simulate(workload, policy)
 
 
 def _show(
@@ -143,7 +156,10 @@ def _disciplines(text: str) -> list[str]:
 
 
 def _workload(context: typer.Context, choice: Choice) -> Workload:
-    workload = selected(_read(context, choice.source), _conditions(choice.where))
+    workload = _read(context, choice.source)
+    if not workload.jobs:
+        raise RequestError("no job of the source has run to an end: there is nothing to run again")
+    workload = selected(workload, _conditions(choice.where))
     if choice.policy is not None:
         workload = msgspec.structs.replace(workload, policy=_policy(Path(choice.policy)))
     if choice.slots is not None:

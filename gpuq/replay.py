@@ -34,20 +34,6 @@ def replay() -> None:
     """Prove what happened, ask what would have happened."""
 
 
-replay_app.command(
-    "compare",
-    epilog=epilog(
-        "gpuq replay compare abc",
-        "gpuq replay compare --policies fifo,wfq --slots 640 philly_4vc_jobs.csv.gz",
-        "gpuq replay compare --plot week.png s3://bucket/prefix",
-    ),
-)(compare)
-replay_app.command(
-    "whatif",
-    epilog=epilog("gpuq replay whatif --weights vision=8 --add-node 8xh100 --drop-org nlp"),
-)(whatif)
-
-
 @replay_app.command(
     "verify",
     epilog=epilog("gpuq replay verify", "gpuq replay verify --store /copy/of/ledger --json"),
@@ -66,6 +52,20 @@ def verify_command(
         print("\n".join(_lines(client.store.url, report)))
     if report.difference is not None:
         raise typer.Exit(DIFFERENT)
+
+
+replay_app.command(
+    "compare",
+    epilog=epilog(
+        "gpuq replay compare abc",
+        "gpuq replay compare --policies fifo,wfq --slots 640 philly_4vc_jobs.csv.gz",
+        "gpuq replay compare --plot week.png s3://bucket/prefix",
+    ),
+)(compare)
+replay_app.command(
+    "whatif",
+    epilog=epilog("gpuq replay whatif --weights vision=8 --add-node 8xh100 --drop-org nlp"),
+)(whatif)
 
 
 def _verified(client: Client) -> Verification:

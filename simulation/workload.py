@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -133,7 +133,8 @@ def on_counting_pool(workload: Workload, slots: int) -> Workload:
         msgspec.structs.replace(job, pool=POOL, worker="", gpu_type="", gpu_memory_bytes=0)
         for job in workload.jobs
     )
-    pools = {POOL: Pool(discipline=workload.policy.discipline(POOL))}
+    pool = workload.policy.pools.get(POOL, Pool())
+    pools = {POOL: msgspec.structs.replace(pool, workers=())}
     policy = msgspec.structs.replace(workload.policy, pools=pools)
     made = msgspec.structs.replace(
         workload, jobs=jobs, slots=node(COUNTING_NODE, slots), policy=policy
@@ -213,7 +214,7 @@ def organization_name(text: str) -> str:
 
 def _checked(workload: Workload) -> Workload:
     """Raises RequestError where a job is wider than the whole pool."""
-    widest: Any = max(workload.jobs, key=lambda job: job.slots, default=None)
+    widest: SimJob | None = max(workload.jobs, key=lambda job: job.slots, default=None)
     if widest is not None and widest.slots > len(workload.slots):
         raise RequestError(
             f"job {widest.name} needs {widest.slots} slots, the pool has {len(workload.slots)}: "

@@ -17,6 +17,7 @@ from gpuq.__main__ import run
 from ledger.clock import SystemClock
 from ledger.stores import open_store
 from tests.simulation.ledgers import bodies_of, eventful_world, write_ledger
+from tests.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 PHILLY = ROOT / "examples" / "traces" / "philly"
@@ -119,6 +120,25 @@ def test_a_ledger_is_compared_with_what_was_recorded(
         assert said["title"] == "ledger test"
         assert [made["changed"]["against"] for made in said["policies"]] == ["recorded"] * 4
         assert said["left_out"] + said["policies"][0]["jobs"] == 6
+
+
+def test_of_a_ledger_in_which_nothing_has_ended_there_is_nothing_to_run(
+    tmp_path: Path, gpuq_env: Mapping[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store(str(tmp_path / "new"), clock=SystemClock(), rng=random.Random())
+    write_ledger(store, bodies_of(World())[:1])
+    assert run(["replay", "compare", str(tmp_path / "new")]) == 64
+    assert "no job of the source has run to an end" in capsys.readouterr().err
+
+
+def test_jobs_that_no_slot_fits_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "wide.toml"
+    path.write_text(SCENARIO + "slots = 2\n")  # ten of nlp's, one slot there is
+    assert run(["replay", "compare", "--policies", "wfq", str(path)]) == 0
+    said = capsys.readouterr()
+    assert said.err == "gpuq: wfq: 10 of the jobs are refused: no slots fit\n"
 
 
 def test_whatif_shows_the_work_as_it_is_and_changed(

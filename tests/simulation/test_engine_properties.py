@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,7 +72,7 @@ def test_every_job_runs_once_for_its_time_and_no_slot_runs_two(
             spans.setdefault(worker, []).append((made.start_ms, made.end_ms))
     for of_one in spans.values():
         ordered = sorted(of_one)
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(ordered))
+        assert all(a[1] <= b[0] for a, b in pairwise(ordered))
 
 
 @settings(max_examples=60, deadline=None)

@@ -98,8 +98,12 @@ class Fleet:
         if serving:
             slot = worker.slot
             key = BankKey(slot.gpu_memory_bytes, worker.node, slot.gpu_name, slot.kind)
-            banks = self._banks.setdefault(worker.pool, SortedDict())
-            bank = banks.setdefault(key, Bank(key))
+            banks = self._banks.get(worker.pool)
+            if banks is None:
+                banks = self._banks[worker.pool] = SortedDict()
+            bank = banks.get(key)
+            if bank is None:
+                bank = banks[key] = Bank(key)
             bank.serving.add(name)
             if worker.occupant is None and worker.cursor == worker.next_message:
                 bank.free.add(name)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from ledger import events as e
 from ledger import state as projection_state
 from ledger.errors import LedgerError, UpgradeError
@@ -192,7 +194,12 @@ class Projection(Transitions):
                 self.state.pending_cancels[fact.job] = fact
             return
         is_provisional = job.state is JobState.NODE_FAIL and job.last_is_lost
-        if job.cancel is not None or (job.state.ended and not is_provisional):
+        if job.state.ended and not is_provisional:
+            return
+        if job.cancel is not None:
+            if job.is_hastened_by(fact):
+                job.cancel = replace(job.cancel, grace_ms=fact.grace_ms)
+                self.touch(job)
             return
         job.cancel = fact
         self.touch(job)
@@ -479,7 +486,7 @@ class Projection(Transitions):
         job, attempt = self._find(decision.job, decision.attempt)
         assert job is not None and attempt is not None, decision
         attempt.stop_ordered = True
-        attempt.stop_reason = decision.reason
+        attempt.stop_reason, attempt.stop_grace_ms = decision.reason, decision.grace_ms
         if attempt.phase is Phase.STARTED:
             attempt.phase = Phase.STOPPING
             if job.last is attempt and not job.state.ended:

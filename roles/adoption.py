@@ -22,6 +22,8 @@ class Stop(msgspec.Struct, frozen=True):
 
     ref: AttemptRef
     reason: str
+    grace_ms: int
+    """0: the job's own."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ def take_stock(
         unannounced=tuple(
             ref for ref in running if ref in owned and owned[ref].phase < Phase.STARTED
         ),
-        stops=tuple(Stop(ref, reason) for ref in running if (reason := _why_not_go_on(state, ref))),
+        stops=tuple(stop for ref in running if (stop := _find_stop(state, ref)) is not None),
         losses=tuple(losses),
         litter=tuple(
             ref for ref in prepared if ref not in owned or owned[ref].phase >= Phase.STARTED
@@ -97,12 +99,12 @@ def _led(state: State, worker: WorkerName) -> Iterator[tuple[Job, Attempt]]:
                 yield job, attempt
 
 
-def _why_not_go_on(state: State, ref: AttemptRef) -> str:
-    """Why an attempt that runs here must be stopped; empty where it may go on."""
+def _find_stop(state: State, ref: AttemptRef) -> Stop | None:
+    """Why an attempt that runs here must be stopped, and how; None where it may go on."""
     job = state.jobs.get(ref.job)
     attempt = job.attempt(ref.attempt) if job is not None else None
     if job is None or attempt is None or job.last is not attempt or attempt.phase is Phase.ENDED:
-        return SUPERSEDED
+        return Stop(ref, SUPERSEDED, 0)
     if attempt.stop_ordered:
-        return attempt.stop_reason
-    return "cancelled" if job.cancel is not None else ""
+        return Stop(ref, attempt.stop_reason, attempt.stop_grace_ms)
+    return Stop(ref, "cancelled", job.cancel.grace_ms) if job.cancel is not None else None

@@ -125,7 +125,7 @@ class Service:
         options = self._options
         self._reports.ready(options.node, options.pool, options.slot, running)
         for stop in inheritance.stops:
-            self._stop(self._watched[stop.ref], stop.reason)
+            self._stop(self._watched[stop.ref], stop.reason, stop.grace_ms)
         for ref in inheritance.unannounced:
             self._reports.started(ref, self._watched[ref].claimed_at)
         for loss in inheritance.losses:

@@ -159,8 +159,8 @@ class World:
         self.fact(e.Submitted(at=self.at, job=spec), f"cli-{as_name(organization)}")
         return spec.id
 
-    def cancel(self, job: JobId) -> None:
-        self.fact(e.CancelRequested(at=self.at, job=job, by="test"), "cli")
+    def cancel(self, job: JobId, grace_ms: int = 0) -> None:
+        self.fact(e.CancelRequested(at=self.at, job=job, by="test", grace_ms=grace_ms), "cli")
 
     def hold(self, job: JobId) -> None:
         self.fact(e.HoldRequested(at=self.at, job=job, by="test"), "cli")

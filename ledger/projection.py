@@ -238,6 +238,9 @@ class Projection(Transitions):
                 node.intruders = [*node.intruders, fact.writer][-INTRUDERS_MAX:]
                 return
             node.intruder = ""
+        worker = self.worker(fact.worker, fact.node)
+        if 0 < fact.incarnation < worker.incarnation:
+            return  # of a former incarnation, and told of late
         if node.machine != fact.machine:
             node.health = NodeHealth()
             for name in node.workers:
@@ -245,8 +248,8 @@ class Projection(Transitions):
                 self.state.workers[name].occupant = None
         node.machine = fact.machine
         node.liveness = Liveness.FRESH
-        worker = self.worker(fact.worker, fact.node)
         worker.writer, worker.slot, worker.declared_pool = fact.writer, fact.slot, fact.pool
+        worker.incarnation = fact.incarnation
         worker.ready, worker.retired, worker.problem = True, "", ""
         self.advance_cursor(worker, fact.cursor)
         self.resolve_pool(worker)

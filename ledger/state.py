@@ -159,6 +159,8 @@ class Worker(msgspec.Struct, kw_only=True):
     declared_pool: str = ""
     pool: str = ""
     writer: WriterName = WriterName("")
+    incarnation: int = 0
+    """Both of its newest incarnation that was admitted."""
     slot: Slot = Slot(kind="cpu", index=0)
     cursor: int = 0
     next_message: int = 0

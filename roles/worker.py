@@ -138,8 +138,12 @@ class Worker:
         state = journal.projection.state
         self._refuse_second_machine(foreign_machine(state, self._options.node, context.machine))
         notes = parts.workspace.read_notes()
-        if worker in state.workers:
-            notes.cursor = max(notes.cursor, state.workers[worker].cursor)
+        known = state.workers.get(worker)
+        if known is not None:
+            notes.cursor = max(notes.cursor, known.cursor)
+            notes.incarnation = max(notes.incarnation, known.incarnation)
+        notes.incarnation += 1
+        parts.workspace.write_notes(notes)  # before anybody hears of it
         here = {
             AttemptRef(JobId(job), number): parts.launcher.attempt(job, number).state()
             for job, number in parts.launcher.known()

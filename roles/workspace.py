@@ -45,6 +45,8 @@ class Notes(msgspec.Struct, kw_only=True):
 
     cursor: int = 0
     """The number of the first message that it has not handled."""
+    incarnation: int = 0
+    """Of the newest one; each knows of what the ledger knows, and counts on from the larger."""
     reported: list[str] = []
     """``<job>.<attempt>`` of the newest reported ends, oldest first."""
     logs: dict[str, LogNote] = {}

@@ -98,6 +98,7 @@ class World:
         running: Sequence[AttemptRef] = (),
         cursor: int | None = None,
         incarnation: str = "aaaaaaaa",
+        number: int = 0,
     ) -> None:
         """A worker reports for the first time, or again after it was started anew."""
         name = WorkerName(worker)
@@ -115,6 +116,7 @@ class World:
                 pool=pool,
                 slot=slot,
                 running=tuple(running),
+                incarnation=number,
             ),
             f"{worker}~{incarnation}",
         )

@@ -137,6 +137,29 @@ def test_a_former_incarnation_cannot_retire_its_successor() -> None:
     assert made.state.workers[W0].retired == ""
 
 
+def test_what_a_former_incarnation_said_and_is_heard_of_late_changes_nothing() -> None:
+    made = world_of_one_node()
+    slot = made.state.workers[W0].slot
+    made.ready(W0, slot, incarnation="bbbbbbbb", number=3)
+    job = running_job(made)
+    made.ready(W0, slot, incarnation="cccccccc", number=2)
+    made.fact(e.WorkerRetired(at=made.at, worker=W0, cursor=0), f"{W0}~cccccccc")
+    made.turn()
+    worker = made.state.workers[W0]
+    assert (worker.writer, worker.incarnation, worker.retired) == (f"{W0}~bbbbbbbb", 3, "")
+    assert occupant(made, W0) == AttemptRef(job, 1)
+
+
+@pytest.mark.parametrize("number", [0, 3, 4])  # 3: its notes were lost before that was heard of
+def test_an_incarnation_that_is_not_known_to_be_older_is_believed(number: int) -> None:
+    made = world_of_one_node()
+    slot = made.state.workers[W0].slot
+    made.ready(W0, slot, number=3)
+    made.ready(W0, slot, incarnation="bbbbbbbb", number=number)
+    made.turn()
+    assert made.state.workers[W0].writer == f"{W0}~bbbbbbbb"
+
+
 # --- rule 11: one machine a name --------------------------------------------------------
 
 

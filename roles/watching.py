@@ -99,12 +99,17 @@ class WatchedAttempt:
                 self.unkillable = result.unkillable
                 self._end_with(result)
             case "dead":
-                self.unkillable = tuple(sorted(self.handle.reap_dead().left))
+                self._reap()
                 self.lose("its runner died", ran=True)
             case "prepared":
                 self.lose("its runner died before the job was executed", ran=False)
             case "absent":
+                if self.handle.plan() is not None and self.handle.leader() is not None:
+                    self._reap()
                 self.lose("its folder on this machine has vanished", ran=True)
+
+    def _reap(self) -> None:
+        self.unkillable = tuple(sorted(self.handle.reap_dead().left))
 
     def _end_with(self, result: RunResult) -> None:
         if result.outcome == "not_started":

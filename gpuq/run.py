@@ -15,6 +15,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
@@ -191,7 +192,7 @@ def worker(
     slot: Annotated[str, typer.Option("--slot", help="JSON, as the ledger has it.")],
 ) -> None:
     """Serve one slot; started by the supervisor."""
-    from roles.devices import GpuReader, is_mig, mig_uuids
+    from roles.devices import GpuReader, gpus_of_slots, is_mig, mig_uuids
     from roles.jobplan import JobBase, safe_env
     from roles.processes import boot_id, identity_of
     from roles.service import WorkerOptions
@@ -214,7 +215,10 @@ def worker(
         job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ), mig_uuids=uuids),
         process=identity_of(os.getpid()),
     )
-    serve(_context(client), options, _reading_of(served, reader))
+    read_gpus = (
+        partial(gpus_of_slots, reader, options.node, served) if served.kind == "gpu" else dict
+    )
+    serve(_context(client), options, read_gpus)
 
 
 # --- what a supervisor is told
@@ -281,18 +285,6 @@ def _read_slot(text: str) -> Slot:
         return msgspec.json.decode(text, type=Slot)
     except msgspec.DecodeError as error:
         raise RequestError(f"--slot {text!r} cannot be read: {error}") from error
-
-
-def _reading_of(slot: Slot, reader: GpuReader) -> Callable[[], Reading | None]:
-    """How the slot's GPU is now; None for a CPU slot, and where it cannot be read."""
-    if slot.kind != "gpu":
-        return lambda: None
-
-    def is_it(reading: Reading) -> bool:
-        known = slot.gpu_uuid and reading.uuid
-        return reading.uuid == slot.gpu_uuid if known else reading.index == slot.index
-
-    return lambda: next(filter(is_it, reader.read()), None)
 
 
 # --- processes

@@ -27,6 +27,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 
 from ledger.errors import ConflictError, RequestError
+from ledger.names import WorkerName
 from ledger.timings import LOG_CAP_BYTES, Timings
 from roles.joblog import join_log
 from roles.processes import (
@@ -62,6 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     attempt: int
+    slots: tuple[WorkerName, ...] = ()
     token: str
     """Random; ``GPUQ_TOKEN`` of the job, by which what escaped from its tree is known."""
     argv: tuple[str, ...]

@@ -8,7 +8,7 @@ bucket is away; requests are made in rounds that end at the first failure.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -65,8 +65,8 @@ class WorkerParts:
     launcher: Launcher
     spools: SpoolStorage
     workspace: Workspace
-    read_gpu: Callable[[], Reading | None] = lambda: None
-    """The slot's GPU as it is now; None where there is none, or it cannot be read."""
+    read_gpus: Callable[[], Mapping[WorkerName, Reading]] = dict
+    """The node's GPUs by slot as they are now; empty where there is none, or for a CPU slot."""
 
 
 class Service:
@@ -98,7 +98,7 @@ class Service:
             pool=options.pool,
         )
         self._gate = Gate(context)
-        self._gpu = SlotGpu(context, parts.read_gpu)
+        self._gpu = SlotGpu(context, options.worker, parts.read_gpus, parts.workspace)
         self._watched: dict[AttemptRef, WatchedAttempt] = {}
         self._claiming: Claiming | None = None
         self._stopped_ahead: dict[AttemptRef, str] = {}
@@ -146,7 +146,7 @@ class Service:
         self._refusal = str(self._gate.refusal or "")
         if not went_through:
             self._report_ends_without_bucket()
-        self._gpu.look()
+        self._gpu.look(self._wanted_slots(), is_used=any(a.runs for a in self._watched.values()))
         self._discard_what_is_done()
         self._say_status()
         return None if self._is_over() else self._wait_ms()
@@ -261,7 +261,7 @@ class Service:
             self._reports.skipped()
             return True
         if self._claiming is None:
-            if self._retiring or self._is_occupied() or not self._gpu.is_free():
+            if self._retiring or self._is_occupied() or not self._gpu.is_free(message.slots):
                 return False
             self._claiming = prepare_claim(
                 self._context,
@@ -365,6 +365,11 @@ class Service:
     def _left_of(self, attempt: WatchedAttempt) -> list[Identity]:
         return [p for p in attempt.unkillable if self._parts.workspace.is_alive(p)]
 
+    def _wanted_slots(self) -> Sequence[WorkerName]:
+        """Those of the job that is next; its own where none is."""
+        first = self._mailbox.first()
+        return first.slots if isinstance(first, e.RunMessage) else (self._options.worker,)
+
     def _is_occupied(self) -> bool:
         return any(a.runs or self._left_of(a) for a in self._watched.values())
 
@@ -375,7 +380,7 @@ class Service:
         assert end is not None
         if isinstance(end, e.AttemptFinished):
             end = replace(end, utilisation_percent=self._gpu.utilisation_percent())
-        self._gpu.job_ended()
+        self._gpu.job_ended(attempt.slots or (self._options.worker,))
         attempt.end_fact = self._reports.ended(end)
 
     def _report_retirement(self) -> None:
@@ -398,6 +403,7 @@ class Service:
             process=self._options.process,
             writer=self._writer.writer,
             running=tuple(a.name for a in self._watched.values() if a.runs),
+            slots=tuple(s for a in self._watched.values() if a.runs for s in a.slots),
             problem=self._problem(),
             newest_key=self._writer.newest_key,
             pending_facts=self._writer.pending,

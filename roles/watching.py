@@ -43,6 +43,8 @@ class WatchedAttempt:
         plan = handle.plan()
         self.grace_ms = plan.grace_ms if plan is not None else context.timings.grace_ms
         self.is_exclusive = plan is not None and plan.exclusive_ms is not None
+        self.slots = plan.slots if plan is not None else ()
+        """All that it uses, as far as that is known."""
         self.claimed_at = (
             plan.claim_boot_ms + plan.epoch_offset_ms if plan else context.store.clock_ms()
         )

@@ -7,9 +7,10 @@ signal again, or SIGUSR2, also stops what runs.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
+from ledger.names import WorkerName
 from ledger.spool import DirectorySpools
 from roles.context import Context
 from roles.devices import Reading
@@ -23,7 +24,7 @@ from roles.workspace import LocalWorkspace
 def serve(
     context: Context,
     options: WorkerOptions,
-    read_gpu: Callable[[], Reading | None] = lambda: None,
+    read_gpus: Callable[[], Mapping[WorkerName, Reading]] = dict,
 ) -> None:
     """Be the worker of this slot until it has retired. To be called in the main thread.
 
@@ -34,7 +35,7 @@ def serve(
         launcher=LocalLauncher(folder / "jobs"),
         spools=DirectorySpools(context.spools_dir),
         workspace=LocalWorkspace(context, options.node, options.worker),
-        read_gpu=read_gpu,
+        read_gpus=read_gpus,
     )
     worker = Worker(context, options, parts)
     fifo = WakeFifo(folder / "wake")

@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from ledger.errors import ConflictError, RequestError
+from ledger.names import WorkerName
 from roles.launcher import Plan, RunResult, State
 from roles.processes import Identity, Killed
 from roles.status import WorkerStatus
@@ -343,6 +344,12 @@ class SimWorkspace:
 
     def write_status(self, status: WorkerStatus) -> None:
         self._machine.statuses[self._worker] = status
+
+    def gpu_memory_before(self, worker: WorkerName) -> int | None:
+        return None
+
+    def note_gpu_memory_before(self, worker: WorkerName, used_bytes: int | None) -> None:
+        pass
 
     def is_followed(self) -> bool:
         return False

@@ -204,6 +204,7 @@ class Disk:
         self.executed: Counter[str] = Counter()
         self.runs_ms = 1 << 40
         self.followed = False
+        self.memory_before: dict[WorkerName, int] = {}
         self.unkillable: set[Identity] = set()
 
     # -- Launcher
@@ -233,6 +234,14 @@ class Disk:
 
     def write_status(self, status: WorkerStatus) -> None:
         self.status = status
+
+    def gpu_memory_before(self, worker: WorkerName) -> int | None:
+        return self.memory_before.get(worker)
+
+    def note_gpu_memory_before(self, worker: WorkerName, used_bytes: int | None) -> None:
+        self.memory_before.pop(worker, None)
+        if used_bytes is not None:
+            self.memory_before[worker] = used_bytes
 
     def is_followed(self) -> bool:
         return self.followed
@@ -334,8 +343,8 @@ class Rig(PlayedLeader):
         self.bucket = MemoryStore(self.clock)
         self.disk = Disk(self.clock, self.effects)
         self.worker: Worker | None = None
-        self.gpu: Reading | None = None
-        """What the slot's GPU says now."""
+        self.gpus: dict[WorkerName, Reading] = {}
+        """What the GPUs of the node say now, by slot."""
         self.deaths = 0
         self._rng = random.Random(1)
         self.workers_view = RigStore(self.bucket, self.effects)
@@ -364,10 +373,21 @@ class Rig(PlayedLeader):
             launcher=self.disk,
             spools=self.disk.spools,
             workspace=self.disk,
-            read_gpu=lambda: self.gpu,
+            read_gpus=lambda: self.gpus,
         )
         self.worker = Worker(context, options, parts)
         return self.worker
+
+    @property
+    def gpu(self) -> Reading | None:
+        """What the slot's GPU says now."""
+        return self.gpus.get(WORKER)
+
+    @gpu.setter
+    def gpu(self, reading: Reading | None) -> None:
+        self.gpus.pop(WORKER, None)
+        if reading is not None:
+            self.gpus[WORKER] = reading
 
     def kill(self) -> None:
         """kill -9: the disk and the running jobs stay."""

@@ -18,6 +18,7 @@ from typing import BinaryIO, Protocol
 import structlog
 
 from roles.context import Context
+from roles.lastbeat import write_last_beat
 from roles.locks import FileLock, is_locked
 from roles.processes import Identity, is_alive, signal_process
 from roles.status import WorkerStatus, read_status
@@ -65,6 +66,9 @@ class Host(Protocol):
     def status(self, name: str) -> WorkerStatus | None:
         """What a worker said last of itself; of the dispatcher, which process it is."""
 
+    def note_beat(self, boot_ms: int) -> None:
+        """The bucket has a beat of this node whose put began at that time."""
+
     def free_bytes(self) -> dict[str, int]:
         """Free space by mount point; what cannot be read is absent."""
 
@@ -93,7 +97,8 @@ class LocalHost:
         self._lock: FileLock | None = None
 
     def take(self) -> bool:
-        self._lock = FileLock.try_take(self._folder / "supervisor.lock")
+        lock = self._folder / "supervisor.lock"
+        self._lock = FileLock.take_soon(lock, self._context.clock)  # the workers look at it
         return self._lock is not None
 
     def release(self) -> None:
@@ -180,6 +185,9 @@ class LocalHost:
 
     def status(self, name: str) -> WorkerStatus | None:
         return read_status(self._place_of(name))
+
+    def note_beat(self, boot_ms: int) -> None:
+        write_last_beat(self._folder, boot_ms)
 
     def free_bytes(self) -> dict[str, int]:
         free = {}

@@ -172,7 +172,7 @@ class JobHandle(Protocol):
         """
 
     def note_bucket_seen(self, boot_ms: int) -> None:
-        """Note when the bucket was last reached, for ``Plan.exclusive_ms``."""
+        """Note when the bucket last heard of this node, for ``Plan.exclusive_ms``."""
 
     def log_size(self) -> int:
         """Bytes of the log that can be read now. Never falls while the job runs."""

@@ -12,7 +12,8 @@ What it reads and writes in JOBDIR:
 - ``log``, ``log.tail``: what the job wrote (``roles/joblog.py``);
 - ``stop.json``: ``{reason, grace_ms}``, written by the launcher, noticed on SIGUSR1 or
   within a second; a later one can only shorten the grace;
-- ``bucket_seen``: boot time in ms at which the worker last reached the bucket;
+- ``bucket_seen``: boot time in ms at which the bucket last had a sign of life of this node,
+  which may be before the start; without it, the start;
 - ``cancel``: appears when the job is to end (``GPUQ_CANCEL`` names it to the job);
 - ``result.json`` (``roles.launcher.RunResult``): the last thing that it writes.
 
@@ -220,7 +221,7 @@ class Attempt:
 
     def _bucket_seen_ms(self) -> int:
         try:
-            return max(self._started_ms, int((self._job_dir / "bucket_seen").read_text()))
+            return int((self._job_dir / "bucket_seen").read_text())
         except FileNotFoundError:
             return self._started_ms
 

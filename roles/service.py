@@ -7,7 +7,6 @@ bucket is away; requests are made in rounds that end at the first failure.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -146,6 +145,7 @@ class Service:
         self._refusal = str(self._gate.refusal or "")
         if not went_through:
             self._report_ends_without_bucket()
+        self._tell_exclusive_jobs()
         self._gpu.look(self._wanted_slots(), is_used=any(a.runs for a in self._watched.values()))
         self._discard_what_is_done()
         self._say_status()
@@ -169,18 +169,18 @@ class Service:
         self._writer.close()
 
     def _round(self) -> None:
-        self._writer.flush()
+        self._flush()
         for attempt in self._to_be_reported():
             attempt.ship_end_of_log()  # where this fails, the end is reported all the same
             self._report_end(attempt)
         self._report_retirement()
-        self._writer.flush()
+        self._flush()
         if self._context.clock.boot_ms() >= self._mailbox.due_ms():
             self._look_into_mailbox()
         self._handle_stops()
         while self._handle_first():
             pass
-        self._writer.flush()
+        self._flush()
         for attempt in self._watched.values():
             if attempt.runs:
                 attempt.shipper.ship_due()
@@ -221,11 +221,21 @@ class Service:
 
     def _look_into_mailbox(self) -> None:
         self._mailbox.look(followed=self._parts.workspace.is_followed())
+
+    def _flush(self) -> None:
+        """Put what is pending; what went through is a sign of life of this node."""
+        pending, now_ms = self._writer.pending, self._context.clock.boot_ms()
+        try:
+            self._writer.flush()
+        finally:
+            if self._writer.pending < pending:
+                self._stand_in.note_heard(now_ms)
+
+    def _tell_exclusive_jobs(self) -> None:
+        heard_ms = self._stand_in.heard_ms()
         for attempt in self._watched.values():
-            if attempt.runs and attempt.is_exclusive:
-                # A full disk ends an exclusive job: nobody can say that the bucket is there.
-                with contextlib.suppress(OSError):
-                    attempt.handle.note_bucket_seen(self._context.clock.boot_ms())
+            if attempt.runs and heard_ms is not None:
+                attempt.note_bucket_seen(heard_ms)
 
     def _handle_stops(self) -> None:
         while (message := self._mailbox.first_stop()) is not None:
@@ -314,6 +324,7 @@ class Service:
         elif claiming.unfit:
             attempt.fail(claiming.unfit)
         else:
+            self._tell_exclusive_jobs()  # of the silence before its start
             runner = claiming.handle.launch()
             self._reports.started(ref, self._context.store.clock_ms(), runner.pid)
             return

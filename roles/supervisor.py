@@ -2,8 +2,8 @@
 
 Owns the decision when a process of the node is started again. A supervisor that comes back
 finds what still runs. It refuses to start where a live node of its name beats from another
-machine. What its own crash costs: the workers go on; nothing is restarted, and the node
-stops beating, which is the sign.
+machine. What its own crash costs: the workers go on and beat in its place, as they do where
+it hangs; nothing is restarted.
 """
 
 from __future__ import annotations
@@ -203,6 +203,7 @@ class Supervisor:
             log.warning("no beat", node=self._options.node, reason=str(error))
             self._next_beat_ms = now_ms + self._context.timings.beat_ms // 10
             return
+        self._host.note_beat(now_ms)
         self._said = said
         self._next_beat_ms = now_ms + self._context.timings.beat_ms
 

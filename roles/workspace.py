@@ -21,6 +21,7 @@ from ledger.errors import LedgerError, RequestError
 from ledger.names import NodeName, WorkerName
 from roles import processes
 from roles.context import Context
+from roles.lastbeat import read_last_beat
 from roles.locks import FileLock, is_locked
 from roles.processes import Identity
 from roles.runner import write_file
@@ -86,7 +87,10 @@ class Workspace(Protocol):
         """Whether somebody on this machine will wake this worker when a page concerns it."""
 
     def is_supervised(self) -> bool:
-        """Whether the node's supervisor lives."""
+        """Whether the node's supervisor lives; one that hangs does."""
+
+    def last_beat_ms(self) -> int | None:
+        """Boot time at which the bucket last heard the supervisor, as far as that is known."""
 
     def free_port(self) -> int:
         """A TCP port that nobody listens on now."""
@@ -165,6 +169,9 @@ class LocalWorkspace:
 
     def is_supervised(self) -> bool:
         return is_locked(self._context.node_dir(self._node) / "supervisor.lock")
+
+    def last_beat_ms(self) -> int | None:
+        return read_last_beat(self._context.node_dir(self._node))
 
     def free_port(self) -> int:
         with socket.socket() as probe:

@@ -95,6 +95,7 @@ class Machine:
         self.notes: dict[str, bytes] = {}
         self.statuses: dict[str, WorkerStatus] = {}
         self.attempts: dict[tuple[str, str, int], Attempt] = {}
+        self.last_beat_ms: int | None = None
         self.generation = self.rng.getrandbits(32)
 
     @property
@@ -129,6 +130,7 @@ class Machine:
         if lose_disk:
             self._wipe()
         self.asleep_until_ms = 0
+        self.last_beat_ms = None  # it was of another boot
         self.boots += 1
         self.booted_ms = self.hub.now_ms
 
@@ -357,6 +359,9 @@ class SimWorkspace:
     def is_supervised(self) -> bool:
         return self._machine.runs(f"node-{self._machine.name}")
 
+    def last_beat_ms(self) -> int | None:
+        return self._machine.last_beat_ms
+
     def free_port(self) -> int:
         return 29_500
 
@@ -391,6 +396,9 @@ class SimHost:
 
     def status(self, worker: str) -> WorkerStatus | None:
         return self._machine.statuses.get(worker)
+
+    def note_beat(self, boot_ms: int) -> None:
+        self._machine.last_beat_ms = boot_ms
 
     def free_bytes(self) -> dict[str, int]:
         return {}

@@ -90,14 +90,38 @@ def test_an_outage_costs_one_request_per_pause(rig: Rig) -> None:
     assert 60_000 // 5_000 <= len(tried) <= 60_000 // 2_500 + 6
 
 
-def test_an_exclusive_job_learns_that_the_bucket_answers(rig: Rig) -> None:
+def test_an_exclusive_job_learns_when_the_bucket_last_heard_of_its_node(rig: Rig) -> None:
     job = a_running_job(rig, exclusive=True)
     rig.clock.advance_ms(TIMINGS.mailbox_alone_ms * 2)
     rig.steps()
     assert rig.local(job).bucket_seen[-1] == rig.clock.boot_ms()
+    rig.disk.beats, rig.disk.silent_since_ms = False, rig.clock.boot_ms()
+    # The worker beats itself, as soon as it is clear that its supervisor does not.
+    rig.steps(30, every_ms=TIMINGS.beat_ms // 10)
+    heard_ms = rig.local(job).bucket_seen[-1]
+    assert heard_ms > rig.disk.silent_since_ms + 2 * TIMINGS.beat_ms
+    # What can be read of the bucket says nothing of what the leader hears.
+    rig.effects.on_effect = outage("before put beats/")
+    rig.steps(300, every_ms=TIMINGS.beat_ms // 10)
+    seen = rig.local(job).bucket_seen
+    assert seen[-1] == heard_ms
+    assert len(seen) == len(set(seen)), "it is written where it has changed"
     plan = rig.local(job).plan()
     assert plan is not None
     assert plan.exclusive_ms == TIMINGS.exclusive_ms
+
+
+def test_silence_before_its_start_counts_against_an_exclusive_job(rig: Rig) -> None:
+    rig.steps()
+    rig.turn()
+    rig.disk.beats = False
+    ready_ms = rig.clock.boot_ms()
+    rig.clock.advance_ms(TIMINGS.beat_ms)
+    job = rig.submit(exclusive=True)
+    rig.effects.on_effect = outage("before put facts/")
+    rig.steps()
+    assert rig.local(job).state() == "running"
+    assert rig.local(job).bucket_seen == [ready_ms]
 
 
 # --- retirement

@@ -204,6 +204,9 @@ class Disk:
         self.executed: Counter[str] = Counter()
         self.runs_ms = 1 << 40
         self.followed = False
+        self.beats = True
+        """Whether its supervisor does; else it was heard last at ``silent_since_ms``."""
+        self.silent_since_ms: int | None = None
         self.memory_before: dict[WorkerName, int] = {}
         self.unkillable: set[Identity] = set()
 
@@ -248,6 +251,9 @@ class Disk:
 
     def is_supervised(self) -> bool:
         return True
+
+    def last_beat_ms(self) -> int | None:
+        return self.clock.boot_ms() if self.beats else self.silent_since_ms
 
     def free_port(self) -> int:
         return 29_500

@@ -119,7 +119,9 @@ def _supervise(client: Client, options: SupervisorOptions, tmux: str) -> bool:
     from roles.supervisor import Supervisor
 
     context, node = _context(client), options.node
-    host = LocalHost(context, node, _node_argv(client.settings.store, options), tmux)
+    argv = _node_argv(client.settings.store, options)
+    leaving_argv = partial(_worker_argv, client.settings.store, options, leaving=True)
+    host = LocalHost(context, node, argv, leaving_argv, tmux)
     role = Supervisor(context, options, host)
     _heed(
         lambda: _told(f"{node} drains: running jobs end first; again to stop them", role.drain),
@@ -136,18 +138,29 @@ def _supervise(client: Client, options: SupervisorOptions, tmux: str) -> bool:
     return role.run()
 
 
-def _node_argv(store: StoreChoice, options: SupervisorOptions) -> dict[str, list[str]]:
+def _node_argv(store: StoreChoice, options: SupervisorOptions) -> dict[str, Sequence[str]]:
     """The command of each process of a node, by its name."""
     from roles.host import DISPATCHER
 
-    command = _command(store)
-    argv: dict[str, list[str]] = {
-        worker: [*command, "worker", "--node", options.node, "--pool", options.pool,
-                 "--worker", worker, "--slot", msgspec.json.encode(slot).decode()]
-        for worker, slot in options.slots.items()
-    }  # fmt: skip
-    argv[DISPATCHER] = [*command, "dispatcher", "--node", options.node]
-    return argv
+    argv: dict[str, Sequence[str]] = {
+        worker: _worker_argv(store, options, worker, slot) for worker, slot in options.slots.items()
+    }
+    return {**argv, DISPATCHER: [*_command(store), "dispatcher", "--node", options.node]}
+
+
+def _worker_argv(
+    store: StoreChoice,
+    options: SupervisorOptions,
+    worker: WorkerName,
+    slot: Slot,
+    *,
+    leaving: bool = False,
+) -> list[str]:
+    return [
+        *_command(store), "worker", "--node", options.node, "--pool", options.pool,
+        *(["--leaving"] if leaving else []),
+        "--worker", worker, "--slot", msgspec.json.encode(slot).decode(),
+    ]  # fmt: skip
 
 
 def dispatcher(context: typer.Context, *, node: NodeOption = "") -> None:
@@ -190,6 +203,7 @@ def worker(
     pool: Annotated[str, typer.Option("--pool")],
     worker: Annotated[str, typer.Option("--worker")],
     slot: Annotated[str, typer.Option("--slot", help="JSON, as the ledger has it.")],
+    leaving: Annotated[bool, typer.Option("--leaving", help="End what is underway there.")] = False,
 ) -> None:
     """Serve one slot; started by the supervisor."""
     from roles.devices import GpuReader, gpus_of_slots, is_mig, mig_uuids
@@ -213,6 +227,7 @@ def worker(
         pool=check_name("pool", pool),
         slot=served,
         job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ), mig_uuids=uuids),
+        leaving=leaving,
         process=identity_of(os.getpid()),
     )
     read_gpus = (

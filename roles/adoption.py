@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from ledger.events import SUPERSEDED, AttemptRef, Liveness
+from ledger.events import SUPERSEDED, AttemptRef, Liveness, Slot
 from ledger.keys import attempt_name
 from ledger.names import NodeName, WorkerName
 from ledger.state import Attempt, Job, Phase, State
@@ -89,6 +89,29 @@ def foreign_machine(state: State, node: NodeName, machine: str) -> str:
         return ""
     serving = any(not state.workers[name].retired for name in known.workers)
     return known.machine if serving else ""
+
+
+def left_over(
+    state: State, node: NodeName, machine: str, offered: Collection[WorkerName]
+) -> dict[WorkerName, Slot]:
+    """The slots that this machine offered before, does not any more, and must not forget.
+
+    Their workers still count as serving, or lead attempts that nobody else may end.
+    """
+    known = state.nodes.get(node)
+    if known is None or known.machine != machine:
+        return {}
+    leads = {
+        attempt.lead
+        for job in state.jobs.values()
+        for attempt in job.attempts
+        if attempt.phase is not Phase.ENDED
+    }
+    return {
+        name: state.workers[name].slot
+        for name in known.workers
+        if name not in offered and (not state.workers[name].retired or name in leads)
+    }
 
 
 def _led(state: State, worker: WorkerName) -> Iterator[tuple[Job, Attempt]]:

@@ -11,12 +11,14 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import structlog
 
+from ledger.events import Slot
+from ledger.names import WorkerName
 from roles.context import Context
 from roles.lastbeat import write_last_beat
 from roles.locks import FileLock, is_locked
@@ -48,8 +50,11 @@ class Host(Protocol):
     def release(self) -> None:
         """Let another supervisor begin."""
 
-    def start(self, name: str) -> None:
-        """Start a process that does not run."""
+    def start(self, name: str, leaving: Slot | None = None) -> None:
+        """Start a process that does not run.
+
+        ``leaving``: a worker's slot that is no longer offered; it ends what is underway there.
+        """
 
     def runs(self, name: str) -> bool:
         """Whether it runs, whoever started it."""
@@ -74,7 +79,8 @@ class Host(Protocol):
 
 
 class LocalHost:
-    """This machine. ``argv`` holds the whole command of each process.
+    """This machine. ``argv`` holds the whole command of each process that is to be kept alive,
+    and ``leaving_argv`` gives that of a worker which only ends what is underway.
 
     With ``tmux_session`` workers run in its windows. Where tmux cannot be reached they run
     detached, as all else does: without a terminal, their output in the node's ``log`` folder.
@@ -85,11 +91,13 @@ class LocalHost:
         context: Context,
         node: str,
         argv: Mapping[str, Sequence[str]],
+        leaving_argv: Callable[[WorkerName, Slot], Sequence[str]],
         tmux_session: str = "",
     ) -> None:
         self._context = context
         self._folder = context.node_dir(node)
-        self._argv = argv
+        self._argv = dict(argv)
+        self._leaving_argv = leaving_argv
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._windows = Windows(tmux_session, self._folder / "windows") if tmux_session else None
         self._in_windows: dict[str, Identity | None] = {}
@@ -108,7 +116,9 @@ class LocalHost:
         if self._lock is not None:
             self._lock.release()
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, leaving: Slot | None = None) -> None:
+        if leaving is not None:
+            self._argv[name] = self._leaving_argv(WorkerName(name), leaving)
         if name == DISPATCHER or not self._start_in_window(name):
             self._start_detached(name)
 

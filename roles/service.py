@@ -53,6 +53,8 @@ class WorkerOptions:
     pool: str
     slot: e.Slot
     job_base: JobBase
+    leaving: bool = False
+    """The slot is no longer offered: end what is underway, tell of it, and be done."""
     process: Identity | None = None
     """Of the worker itself, for its supervisor."""
 

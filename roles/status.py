@@ -21,7 +21,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """How a worker is; written whenever something of it changes."""
 
     process: Identity | None = None
-    """Whom to signal: SIGTERM to retire, SIGUSR2 to stop its job as well."""
+    """Whom to signal: see ``roles.worker_process``."""
     writer: WriterName = WriterName("")
     """Under which it reports; empty until it has read the ledger."""
     running: tuple[str, ...] = ()

@@ -44,6 +44,8 @@ from roles.context import Context
 from roles.gate import Gate
 from roles.service import Service, WorkerOptions, WorkerParts
 
+NOT_OFFERED = "its slot is no longer offered"
+
 
 class Waker(Protocol):
     """What a worker waits on."""
@@ -153,6 +155,8 @@ class Worker:
         service = Service(context, self._options, parts, writer, notes)
         service.inherit(inheritance)
         self._service = service
+        if self._options.leaving:
+            self.retire(NOT_OFFERED)
 
     def _refuse_second_machine(self, machine: str) -> None:
         if machine:

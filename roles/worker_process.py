@@ -1,7 +1,7 @@
 """The process of a worker on a real machine: its parts, and the signals it heeds.
 
 SIGTERM or SIGINT retires it (what runs ends and is reported, nothing new starts); the same
-signal again, or SIGUSR2, also stops what runs.
+signal again, or SIGUSR2, also stops what runs. SIGUSR1 retires it however often it comes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roles.devices import Reading
 from roles.launcher import LocalLauncher
 from roles.service import WorkerOptions, WorkerParts
 from roles.wake import WakeFifo, wake
-from roles.worker import Worker
+from roles.worker import NOT_OFFERED, Worker
 from roles.workspace import LocalWorkspace
 
 
@@ -42,14 +42,16 @@ def serve(
     heard: set[int] = set()
 
     def heed(signum: int, _frame: FrameType | None) -> None:
-        if signum in heard or signum == signal.SIGUSR2:
+        if signum == signal.SIGUSR1:
+            worker.retire(NOT_OFFERED)
+        elif signum in heard or signum == signal.SIGUSR2:
             worker.stop_jobs("its node was stopped")
         else:
             worker.retire("its node was stopped")
         heard.add(signum)
         wake(folder / "wake")
 
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, heed)
     try:
         worker.run(fifo)

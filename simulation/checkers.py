@@ -62,6 +62,8 @@ class Truth:
         self.runs: list[Run] = []
         self.acknowledged: set[JobId] = set()
         self.declared_lost: set[tuple[str, int]] = set()
+        self._slots: dict[tuple[str, int], tuple[str, ...]] = {}
+        """By attempt, what it was given."""
         self.cancelled: dict[JobId, int] = {}
         """When a cancel was acknowledged (true time)."""
         self.retried: set[JobId] = set()
@@ -107,6 +109,7 @@ class Truth:
             if isinstance(decision, e.LossDeclared):
                 self.declared_lost.add((decision.job, decision.attempt))
             elif isinstance(decision, e.AttemptAssigned):
+                self._slots[(decision.job, decision.attempt)] = decision.slots
                 self._check_slots(decision)
         for seen in page.seen:
             if isinstance(seen, e.NodeSeen) and seen.liveness is e.Liveness.GONE:
@@ -115,9 +118,10 @@ class Truth:
     def _check_slots(self, decision: e.AttemptAssigned) -> None:
         """No slot is given away while something of an earlier attempt runs there."""
         for run in self.runs:
-            if run.ended_ms is None and run.worker in decision.slots:
+            taken = [slot for slot in run.slots if slot in decision.slots]
+            if run.ended_ms is None and taken:
                 self._breach(
-                    f"{run.worker} is given to {decision.job}.{decision.attempt} while "
+                    f"{taken[0]} is given to {decision.job}.{decision.attempt} while "
                     f"{run.job}.{run.attempt} runs there"
                 )
 
@@ -137,7 +141,7 @@ class Truth:
             attempt=plan.attempt,
             machine=machine.name,
             worker=worker,
-            slots=(worker,),
+            slots=self._slots[(plan.job, plan.attempt)],
             began_ms=self._bucket.hub.now_ms,
             disk=machine.generation,
         )
@@ -156,13 +160,23 @@ class Truth:
                 f"attempts {other.attempt} and {run.attempt} of {run.job} run at once, "
                 "and the first was not declared lost"
             )
-        if other.worker == run.worker and other.machine == run.machine:
-            self._breach(f"{run.worker} runs {other.job}.{other.attempt} and {run.job} at once")
+        shared = set(other.slots) & set(run.slots)
+        if shared and other.machine == run.machine:
+            self._breach(f"{min(shared)} runs {other.job}.{other.attempt} and {run.job} at once")
 
     def ended(self, machine: Machine, worker: str, plan: Plan, rc: int | None) -> None:
         for run in self.runs:
             if (run.job, run.attempt) == (plan.job, plan.attempt) and run.ended_ms is None:
                 run.ended_ms, run.rc = self._bucket.hub.now_ms, rc
+
+    def check_told(self, state: State, disks: dict[str, int], before_ms: int) -> None:
+        """The ledger knows of every end before ``before_ms``, on whichever slot it was."""
+        for run in self.runs:
+            if run.ended_ms is not None and run.ended_ms < before_ms:
+                try:
+                    self._check_run(state, run, disks)
+                except Breach as breach:
+                    self._breach(f"still untold: {breach}")
 
     def check_now(self) -> None:
         """What no later event can mend. Raises Breach."""

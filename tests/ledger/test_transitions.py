@@ -116,6 +116,26 @@ def test_ready_of_a_follower_leaves_the_slots_of_the_lead_alone() -> None:
     assert occupant(made, "n1-cpu1") == AttemptRef(job, 1)
 
 
+def test_the_slots_of_a_lead_that_comes_back_only_to_retire_are_freed_by_what_it_tells() -> None:
+    made = world_of_one_node(slots=2)
+    job = running_job(made, slots=2, worker="n1-cpu1")
+    lead = WorkerName("n1-cpu1")
+    made.ready_again("n1-cpu0")
+    made.turn()
+    # It may still run: as long as its lead has not denied that, no other job may have the slot.
+    assert occupant(made, "n1-cpu0") == AttemptRef(job, 1)
+    made.ready_again(lead)
+    made.turn()
+    assert occupant(made, "n1-cpu0") == AttemptRef(job, 1)
+    made.lost(job)
+    made.retire(lead)
+    made.turn()
+    assert occupant(made, "n1-cpu0") is None
+    following = made.submit()
+    made.turn()
+    assert made.attempt(following).slots == ("n1-cpu0",)
+
+
 def test_ready_brings_a_retired_or_troubled_worker_back() -> None:
     made = world_of_one_node()
     made.retire(W0)

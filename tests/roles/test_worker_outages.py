@@ -8,7 +8,10 @@ from ledger import events as e
 from ledger.errors import TransientError
 from ledger.events import JobState
 from ledger.keys import JOURNAL, claim_key, log_key
-from tests.roles.worker_rig import TIMINGS, WORKER, Rig, a_running_job, mend, outage
+from ledger.names import WorkerName
+from roles.adoption import left_over
+from roles.worker import NOT_OFFERED
+from tests.roles.worker_rig import NODE, TIMINGS, WORKER, Rig, a_running_job, mend, outage
 
 
 @pytest.fixture
@@ -210,3 +213,54 @@ def test_nothing_below_the_journal_is_asked_for_after_the_start(rig: Rig) -> Non
     rig.steps(50, every_ms=500)
     assert asked
     assert not [what for what in asked if JOURNAL in what]
+
+
+# --- a slot that is no longer offered
+
+
+def test_the_worker_of_a_withdrawn_slot_ends_what_is_underway_and_leaves(rig: Rig) -> None:
+    job = a_running_job(rig)
+    rig.kill()
+    rig.start(leaving=True)
+    rig.steps(2)
+    rig.turn()
+    worker = rig.world.state.workers[WORKER]
+    assert (worker.retired, worker.occupant) == (NOT_OFFERED, e.AttemptRef(job, 1))
+    other = rig.submit()
+    rig.local(job).finish(6)
+    assert [rig.step() for _ in range(2)][-1] is None
+    rig.turn()
+    assert (rig.job(job).state, rig.attempt(job).rc) == (JobState.FAILED, 6)
+    assert rig.job(other).state is JobState.PENDING
+
+
+def test_the_worker_of_a_withdrawn_slot_tells_of_what_is_no_longer_there(rig: Rig) -> None:
+    job = a_running_job(rig)
+    rig.kill()
+    rig.disk.attempts.clear()
+    rig.start(leaving=True)
+    assert rig.step() is None
+    rig.turn()
+    assert rig.job(job).state is JobState.NODE_FAIL
+    assert rig.world.state.workers[WORKER].occupant is None
+
+
+# --- which slots those are
+
+
+def withdrawn(rig: Rig, *offered: str, machine: str = "m1") -> set[str]:
+    names = [WorkerName(name) for name in offered]
+    return set(left_over(rig.world.state, NODE, machine, names))
+
+
+def test_a_withdrawn_slot_is_left_over_until_it_has_retired_and_leads_nothing(rig: Rig) -> None:
+    job = a_running_job(rig)
+    assert withdrawn(rig, WORKER) == set()
+    assert withdrawn(rig) == {WORKER}
+    assert withdrawn(rig, machine="m2") == set()
+    rig.world.retire(WORKER)
+    rig.turn()
+    assert withdrawn(rig) == {WORKER}
+    rig.world.finish(job)
+    rig.turn()
+    assert withdrawn(rig) == set()

@@ -356,7 +356,7 @@ class Rig(PlayedLeader):
         self.workers_view = RigStore(self.bucket, self.effects)
         super().__init__(self.bucket, "m1", self.clock.wall_ms)
 
-    def start(self) -> Worker:
+    def start(self, *, leaving: bool = False) -> Worker:
         """A new incarnation begins on the same machine."""
         context = Context(
             store=self.workers_view,
@@ -374,6 +374,7 @@ class Rig(PlayedLeader):
             pool="default",
             slot=e.Slot(kind="cpu", index=0),
             job_base=JobBase(boot_id=BOOT_ID, env={"PATH": "/bin", "HOME": "/root"}),
+            leaving=leaving,
         )
         parts = WorkerParts(
             launcher=self.disk,

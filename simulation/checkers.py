@@ -32,6 +32,9 @@ from simulation.verify import verify
 CLOCK_ERROR_MAX_MS = 70_000
 """How far a page's time may be from the true one: what a leader may be off, and a little."""
 
+ELECTED_OFF_MS = 60_000
+"""The same where somebody takes over, and twice the silence (rule 6)."""
+
 LIST_LATE_MAX_MS = 50_000
 """How late a LIST of the simulation shows a key, with some that are skipped."""
 
@@ -93,14 +96,18 @@ class Truth:
                 signs.append(self._bucket.hub.now_ms)
 
     def _page_landed(self, page: e.Page) -> None:
+        elects = any(isinstance(decision, e.Elected) for decision in page.decisions)
         if self._bucket.hub.running in self.knows_better:
             now_ms = self._bucket.hub.now_ms
             off_ms = page.at - max(now_ms, self._newest_at)
-            if off_ms > CLOCK_ERROR_MAX_MS + now_ms - self._page_ms:
+            silence_ms = now_ms - self._page_ms
+            allowed_ms = CLOCK_ERROR_MAX_MS + silence_ms
+            if elects:
+                allowed_ms = max(allowed_ms, ELECTED_OFF_MS + 2 * silence_ms)
+            if off_ms > allowed_ms:
                 self._breach(f"page {page.seq} is stamped {off_ms} ms ahead")
         self._newest_at = max(self._newest_at, page.at)
         self._page_ms = self._bucket.hub.now_ms
-        elects = any(isinstance(decision, e.Elected) for decision in page.decisions)
         if elects and page.epoch == self._leader[0] + 1:
             self._leader = (page.epoch, page.leader)
         if (page.epoch, page.leader) != self._leader:

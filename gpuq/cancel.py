@@ -91,9 +91,12 @@ def _cancel_one(client: Client, view: View, fact: CancelRequested) -> str:
     may_return = job is not None and state is JobState.NODE_FAIL and job.last_is_lost
     if state.ended and not may_return:
         return f"already ended as {state.value}"
-    if job is not None and job.cancel is not None:
-        return f"stop already requested by {job.cancel.by}"
+    hastens = job is not None and job.is_hastened_by(fact)
+    if job is not None and job.cancel is not None and not hastens:
+        return f"stop already requested by {job.cancel.by}; a shorter --grace stops it sooner"
     client.send(fact, f"the cancel of {fact.job}")
+    if hastens:
+        return f"stopping sooner: KILL after {long_duration(fact.grace_ms)}"
     if may_return:
         return "cancelled: it does not go on when its node is back"
     if job is None or job.last is None or state.queued:

@@ -15,6 +15,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
@@ -118,7 +119,9 @@ def _supervise(client: Client, options: SupervisorOptions, tmux: str) -> bool:
     from roles.supervisor import Supervisor
 
     context, node = _context(client), options.node
-    host = LocalHost(context, node, _node_argv(client.settings.store, options), tmux)
+    argv = _node_argv(client.settings.store, options)
+    leaving_argv = partial(_worker_argv, client.settings.store, options, leaving=True)
+    host = LocalHost(context, node, argv, leaving_argv, tmux)
     role = Supervisor(context, options, host)
     _heed(
         lambda: _told(f"{node} drains: running jobs end first; again to stop them", role.drain),
@@ -135,18 +138,29 @@ def _supervise(client: Client, options: SupervisorOptions, tmux: str) -> bool:
     return role.run()
 
 
-def _node_argv(store: StoreChoice, options: SupervisorOptions) -> dict[str, list[str]]:
+def _node_argv(store: StoreChoice, options: SupervisorOptions) -> dict[str, Sequence[str]]:
     """The command of each process of a node, by its name."""
     from roles.host import DISPATCHER
 
-    command = _command(store)
-    argv: dict[str, list[str]] = {
-        worker: [*command, "worker", "--node", options.node, "--pool", options.pool,
-                 "--worker", worker, "--slot", msgspec.json.encode(slot).decode()]
-        for worker, slot in options.slots.items()
-    }  # fmt: skip
-    argv[DISPATCHER] = [*command, "dispatcher", "--node", options.node]
-    return argv
+    argv: dict[str, Sequence[str]] = {
+        worker: _worker_argv(store, options, worker, slot) for worker, slot in options.slots.items()
+    }
+    return {**argv, DISPATCHER: [*_command(store), "dispatcher", "--node", options.node]}
+
+
+def _worker_argv(
+    store: StoreChoice,
+    options: SupervisorOptions,
+    worker: WorkerName,
+    slot: Slot,
+    *,
+    leaving: bool = False,
+) -> list[str]:
+    return [
+        *_command(store), "worker", "--node", options.node, "--pool", options.pool,
+        *(["--leaving"] if leaving else []),
+        "--worker", worker, "--slot", msgspec.json.encode(slot).decode(),
+    ]  # fmt: skip
 
 
 def dispatcher(context: typer.Context, *, node: NodeOption = "") -> None:
@@ -189,9 +203,10 @@ def worker(
     pool: Annotated[str, typer.Option("--pool")],
     worker: Annotated[str, typer.Option("--worker")],
     slot: Annotated[str, typer.Option("--slot", help="JSON, as the ledger has it.")],
+    leaving: Annotated[bool, typer.Option("--leaving", help="End what is underway there.")] = False,
 ) -> None:
     """Serve one slot; started by the supervisor."""
-    from roles.devices import GpuReader, is_mig, mig_uuids
+    from roles.devices import GpuReader, gpus_of_slots, is_mig, mig_uuids
     from roles.jobplan import JobBase, safe_env
     from roles.processes import boot_id, identity_of
     from roles.service import WorkerOptions
@@ -212,9 +227,13 @@ def worker(
         pool=check_name("pool", pool),
         slot=served,
         job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ), mig_uuids=uuids),
+        leaving=leaving,
         process=identity_of(os.getpid()),
     )
-    serve(_context(client), options, _reading_of(served, reader))
+    read_gpus = (
+        partial(gpus_of_slots, reader, options.node, served) if served.kind == "gpu" else dict
+    )
+    serve(_context(client), options, read_gpus)
 
 
 # --- what a supervisor is told
@@ -281,18 +300,6 @@ def _read_slot(text: str) -> Slot:
         return msgspec.json.decode(text, type=Slot)
     except msgspec.DecodeError as error:
         raise RequestError(f"--slot {text!r} cannot be read: {error}") from error
-
-
-def _reading_of(slot: Slot, reader: GpuReader) -> Callable[[], Reading | None]:
-    """How the slot's GPU is now; None for a CPU slot, and where it cannot be read."""
-    if slot.kind != "gpu":
-        return lambda: None
-
-    def is_it(reading: Reading) -> bool:
-        known = slot.gpu_uuid and reading.uuid
-        return reading.uuid == slot.gpu_uuid if known else reading.index == slot.index
-
-    return lambda: next(filter(is_it, reader.read()), None)
 
 
 # --- processes

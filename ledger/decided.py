@@ -127,7 +127,7 @@ class Decided(Transitions):
         job, attempt = self._find(decision.job, decision.attempt)
         assert job is not None and attempt is not None, decision
         attempt.stop_ordered = True
-        attempt.stop_reason = decision.reason
+        attempt.stop_reason, attempt.stop_grace_ms = decision.reason, decision.grace_ms
         if attempt.phase is Phase.STARTED:
             attempt.phase = Phase.STOPPING
             if job.last is attempt and not job.state.ended:

@@ -250,6 +250,8 @@ class WorkerReady(WorkerFact, frozen=True, tag="ready"):
     slot: Slot
     running: tuple[AttemptRef, ...] = ()
     """What it adopted; whatever else it occupied is over."""
+    incarnation: int = 0
+    """Grows with each start of the worker, wherever it is started; 0: not told."""
 
 
 class AttemptStarted(WorkerFact, frozen=True, tag="start"):

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from ledger import events as e
 from ledger import state as projection_state
 from ledger.decided import Decided
@@ -222,7 +224,12 @@ class Projection(Decided):
                 self.state.pending_cancels[fact.job] = fact
             return
         is_provisional = job.state is JobState.NODE_FAIL and job.last_is_lost
-        if job.cancel is not None or (job.state.ended and not is_provisional):
+        if job.state.ended and not is_provisional:
+            return
+        if job.cancel is not None:
+            if job.is_hastened_by(fact):
+                job.cancel = replace(job.cancel, grace_ms=fact.grace_ms)
+                self.touch(job)
             return
         job.cancel = fact
         self.touch(job)
@@ -256,6 +263,9 @@ class Projection(Decided):
                 node.intruders = [*node.intruders, fact.writer][-INTRUDERS_MAX:]
                 return
             node.intruder = ""
+        worker = self.worker(fact.worker, fact.node)
+        if 0 < fact.incarnation < worker.incarnation:
+            return  # of a former incarnation, and told of late
         if node.machine != fact.machine:
             node.health = NodeHealth()
             for name in node.workers:
@@ -263,8 +273,8 @@ class Projection(Decided):
                 self.state.workers[name].occupant = None
         node.machine = fact.machine
         node.liveness = Liveness.FRESH
-        worker = self.worker(fact.worker, fact.node)
         worker.writer, worker.slot, worker.declared_pool = fact.writer, fact.slot, fact.pool
+        worker.incarnation = fact.incarnation
         worker.ready, worker.retired, worker.problem = True, "", ""
         self.advance_cursor(worker, fact.cursor)
         self.resolve_pool(worker)

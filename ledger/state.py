@@ -71,6 +71,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     reason: str = ""
     stop_reason: str = ""
     stop_ordered: bool = False
+    stop_grace_ms: int = 0
+    """Of the newest order to stop; 0: it named none."""
     ran: bool = True
     settled: bool = False
     superseded: bool = False
@@ -145,6 +147,13 @@ class Job(msgspec.Struct, kw_only=True):
         """Whether its last attempt may still be found."""
         return self.last is not None and self.last.phase is Phase.LOST
 
+    def is_hastened_by(self, cancel: CancelRequested) -> bool:
+        """Whether a further cancel leaves it less time than the one that is in force."""
+        if self.cancel is None or not cancel.grace_ms:
+            return False
+        grace_ms = self.cancel.grace_ms or self.spec.grace_ms
+        return not grace_ms or cancel.grace_ms < grace_ms
+
     def attempt(self, number: int) -> Attempt | None:
         """The attempt of that number (from 1), or None."""
         return self.attempts[number - 1] if 0 < number <= len(self.attempts) else None
@@ -168,6 +177,8 @@ class Worker(msgspec.Struct, kw_only=True):
     declared_pool: str = ""
     pool: str = ""
     writer: WriterName = WriterName("")
+    incarnation: int = 0
+    """Both of its newest incarnation that was admitted."""
     slot: Slot = Slot(kind="cpu", index=0)
     cursor: int = 0
     next_message: int = 0

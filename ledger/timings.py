@@ -51,7 +51,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     start_within_ms: int = 30 * SECOND_MS
     """Longest boot time between first putting a claim and exec."""
     exclusive_ms: int = 8 * MINUTE_MS
-    """An exclusive job is killed after this long without the bucket."""
+    """An exclusive job is killed when the bucket has not heard of its node for this long."""
     grace_ms: int = 30 * SECOND_MS
     """Between TERM and KILL."""
     gpu_release_ms: int = 30 * SECOND_MS

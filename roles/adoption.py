@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from ledger.events import SUPERSEDED, AttemptRef, Liveness
+from ledger.events import SUPERSEDED, AttemptRef, Liveness, Slot
 from ledger.keys import attempt_name
 from ledger.names import NodeName, WorkerName
 from ledger.state import Attempt, Job, Phase, State
@@ -22,6 +22,8 @@ class Stop(msgspec.Struct, frozen=True):
 
     ref: AttemptRef
     reason: str
+    grace_ms: int
+    """0: the job's own."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ def take_stock(
         unannounced=tuple(
             ref for ref in running if ref in owned and owned[ref].phase < Phase.STARTED
         ),
-        stops=tuple(Stop(ref, reason) for ref in running if (reason := _why_not_go_on(state, ref))),
+        stops=tuple(stop for ref in running if (stop := _find_stop(state, ref)) is not None),
         losses=tuple(losses),
         litter=tuple(
             ref for ref in prepared if ref not in owned or owned[ref].phase >= Phase.STARTED
@@ -89,6 +91,29 @@ def foreign_machine(state: State, node: NodeName, machine: str) -> str:
     return known.machine if serving else ""
 
 
+def left_over(
+    state: State, node: NodeName, machine: str, offered: Collection[WorkerName]
+) -> dict[WorkerName, Slot]:
+    """The slots that this machine offered before, does not any more, and must not forget.
+
+    Their workers still count as serving, or lead attempts that nobody else may end.
+    """
+    known = state.nodes.get(node)
+    if known is None or known.machine != machine:
+        return {}
+    leads = {
+        attempt.lead
+        for job in state.jobs.values()
+        for attempt in job.attempts
+        if attempt.phase is not Phase.ENDED
+    }
+    return {
+        name: state.workers[name].slot
+        for name in known.workers
+        if name not in offered and (not state.workers[name].retired or name in leads)
+    }
+
+
 def _led(state: State, worker: WorkerName) -> Iterator[tuple[Job, Attempt]]:
     """The attempts that this worker leads, as far as the state remembers them."""
     for job in state.jobs.values():
@@ -97,12 +122,12 @@ def _led(state: State, worker: WorkerName) -> Iterator[tuple[Job, Attempt]]:
                 yield job, attempt
 
 
-def _why_not_go_on(state: State, ref: AttemptRef) -> str:
-    """Why an attempt that runs here must be stopped; empty where it may go on."""
+def _find_stop(state: State, ref: AttemptRef) -> Stop | None:
+    """Why an attempt that runs here must be stopped, and how; None where it may go on."""
     job = state.jobs.get(ref.job)
     attempt = job.attempt(ref.attempt) if job is not None else None
     if job is None or attempt is None or job.last is not attempt or attempt.phase is Phase.ENDED:
-        return SUPERSEDED
+        return Stop(ref, SUPERSEDED, 0)
     if attempt.stop_ordered:
-        return attempt.stop_reason
-    return "cancelled" if job.cancel is not None else ""
+        return Stop(ref, attempt.stop_reason, attempt.stop_grace_ms)
+    return Stop(ref, "cancelled", job.cancel.grace_ms) if job.cancel is not None else None

@@ -47,6 +47,7 @@ def node_beat(
             name: _slot_beat(
                 slot,
                 statuses[name],
+                _running_on(name, statuses),
                 by_index.get(slot.index),
                 alive=host.runs(name),
                 disk_problem=disk_problem,
@@ -73,9 +74,21 @@ def _disk_problem(state_dir: Path, free_bytes: Mapping[str, int]) -> str:
     return f"the disk of {state_dir} is full: free some space there"
 
 
+def _running_on(name: WorkerName, statuses: Mapping[WorkerName, WorkerStatus | None]) -> str:
+    """What its worker runs, or another one that leads a job of several slots."""
+    runs = [
+        attempt
+        for worker, status in statuses.items()
+        if status is not None and (worker == name or name in status.slots)
+        for attempt in status.running
+    ]
+    return ", ".join(runs)
+
+
 def _slot_beat(
     slot: Slot,
     status: WorkerStatus | None,
+    running: str,
     reading: Reading | None,
     *,
     alive: bool,
@@ -89,7 +102,7 @@ def _slot_beat(
     return SlotBeat(
         alive=alive,
         problem=problem or (reading.problem if reading else "") or "",
-        running=", ".join(status.running) if status else "",
+        running=running,
         utilisation_percent=reading.utilisation_percent if reading else None,
         memory_used_bytes=reading.memory_used_bytes if reading else None,
         memory_total_bytes=reading.memory_total_bytes if reading else None,

@@ -4,7 +4,7 @@ Owns the layout of a machine's local state::
 
     <state>/machine-id
     <state>/<ledger>/spools/<writer>.spool
-    <state>/<ledger>/nodes/<node>/{supervisor.lock,following,...}
+    <state>/<ledger>/nodes/<node>/{supervisor.lock,last-beat,following,...}
     <state>/<ledger>/workers/<worker>/{slot.lock,wake,status.json,jobs/<job>.<attempt>/...}
 
 No role reads the environment or a configuration file: the command line builds this.

@@ -25,6 +25,8 @@ import msgspec
 
 from ledger.clock import Clock, SystemClock
 from ledger.errors import RequestError
+from ledger.events import Slot
+from ledger.names import NodeName, WorkerName, worker_name
 
 T = TypeVar("T")
 
@@ -342,3 +344,15 @@ def choose_gpus(spec: str, reader: GpuReader) -> list[Reading]:
         here = ", ".join(map(str, present)) or "none"
         raise RequestError(f"there is no GPU {absent[0]} on this node; there are: {here}")
     return [present[index] for index in indices]
+
+
+def gpus_of_slots(reader: GpuReader, node: NodeName, own: Slot) -> dict[WorkerName, Reading]:
+    """The GPUs of a node by slot as they are now; ``own`` is known by its uuid, if it has one."""
+    by_slot = {worker_name(node, "gpu", reading.index): reading for reading in reader.read()}
+    by_uuid = {reading.uuid: reading for reading in by_slot.values() if reading.uuid}
+    if own.gpu_uuid and by_uuid:
+        name = worker_name(node, own.kind, own.index)
+        by_slot.pop(name, None)
+        if own.gpu_uuid in by_uuid:
+            by_slot[name] = by_uuid[own.gpu_uuid]
+    return by_slot

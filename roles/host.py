@@ -11,13 +11,16 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import structlog
 
+from ledger.events import Slot
+from ledger.names import WorkerName
 from roles.context import Context
+from roles.lastbeat import write_last_beat
 from roles.locks import FileLock, is_locked
 from roles.processes import Identity, is_alive, signal_process
 from roles.status import WorkerStatus, read_status
@@ -47,8 +50,11 @@ class Host(Protocol):
     def release(self) -> None:
         """Let another supervisor begin."""
 
-    def start(self, name: str) -> None:
-        """Start a process that does not run."""
+    def start(self, name: str, leaving: Slot | None = None) -> None:
+        """Start a process that does not run.
+
+        ``leaving``: a worker's slot that is no longer offered; it ends what is underway there.
+        """
 
     def runs(self, name: str) -> bool:
         """Whether it runs, whoever started it."""
@@ -65,12 +71,16 @@ class Host(Protocol):
     def status(self, name: str) -> WorkerStatus | None:
         """What a worker said last of itself; of the dispatcher, which process it is."""
 
+    def note_beat(self, boot_ms: int) -> None:
+        """The bucket has a beat of this node whose put began at that time."""
+
     def free_bytes(self) -> dict[str, int]:
         """Free space by mount point; what cannot be read is absent."""
 
 
 class LocalHost:
-    """This machine. ``argv`` holds the whole command of each process.
+    """This machine. ``argv`` holds the whole command of each process that is to be kept alive,
+    and ``leaving_argv`` gives that of a worker which only ends what is underway.
 
     With ``tmux_session`` workers run in its windows. Where tmux cannot be reached they run
     detached, as all else does: without a terminal, their output in the node's ``log`` folder.
@@ -81,11 +91,13 @@ class LocalHost:
         context: Context,
         node: str,
         argv: Mapping[str, Sequence[str]],
+        leaving_argv: Callable[[WorkerName, Slot], Sequence[str]],
         tmux_session: str = "",
     ) -> None:
         self._context = context
         self._folder = context.node_dir(node)
-        self._argv = argv
+        self._argv = dict(argv)
+        self._leaving_argv = leaving_argv
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._windows = Windows(tmux_session, self._folder / "windows") if tmux_session else None
         self._in_windows: dict[str, Identity | None] = {}
@@ -93,7 +105,8 @@ class LocalHost:
         self._lock: FileLock | None = None
 
     def take(self) -> bool:
-        self._lock = FileLock.try_take(self._folder / "supervisor.lock")
+        lock = self._folder / "supervisor.lock"
+        self._lock = FileLock.take_soon(lock, self._context.clock)  # the workers look at it
         return self._lock is not None
 
     def release(self) -> None:
@@ -103,7 +116,9 @@ class LocalHost:
         if self._lock is not None:
             self._lock.release()
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, leaving: Slot | None = None) -> None:
+        if leaving is not None:
+            self._argv[name] = self._leaving_argv(WorkerName(name), leaving)
         if name == DISPATCHER or not self._start_in_window(name):
             self._start_detached(name)
 
@@ -180,6 +195,9 @@ class LocalHost:
 
     def status(self, name: str) -> WorkerStatus | None:
         return read_status(self._place_of(name))
+
+    def note_beat(self, boot_ms: int) -> None:
+        write_last_beat(self._folder, boot_ms)
 
     def free_bytes(self) -> dict[str, int]:
         free = {}

@@ -59,6 +59,7 @@ def plan_of(
     return Plan(
         job=spec.id,
         attempt=message.attempt,
+        slots=message.slots,
         token=token(context.rng, _TOKEN_CHARACTERS),
         argv=spec.argv if script is None else script_argv(handle.script_path, script, spec.argv),
         cwd=spec.cwd or env.get("HOME", "/"),

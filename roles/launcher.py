@@ -1,8 +1,9 @@
 """How a worker starts, watches, stops and adopts the attempts that run on its slot.
 
 Owns the folder of each attempt (what stands in it: ``roles/runner.py``) and knows neither
-store nor ledger. A ``JobDir`` holds no state that matters: a worker that was killed makes
-a new one for the same folder and goes on. The simulation puts its own ``Launcher`` in the
+store nor ledger. A ``JobDir`` remembers who runs there in case its folder is deleted, and
+holds no other state that matters: a worker that was killed makes a new one for the same
+folder and goes on. The simulation puts its own ``Launcher`` in the
 place of ``LocalLauncher``.
 
 Whether a runner lives is decided by the flock on ``lock``: the launcher takes it, the
@@ -26,6 +27,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 
 from ledger.errors import ConflictError, RequestError
+from ledger.names import WorkerName
 from ledger.timings import LOG_CAP_BYTES, Timings
 from roles.joblog import join_log
 from roles.processes import (
@@ -49,7 +51,9 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 State = Literal["absent", "prepared", "running", "ended", "dead"]
 """``absent``: nothing is here. ``prepared``: no runner lives, and the job's command was
 certainly not executed. ``running``: its runner lives. ``ended``: there is a result.
-``dead``: the runner is gone without one; ``reap_dead`` is due."""
+``dead``: the runner is gone without one; ``reap_dead`` is due. Where the folder was deleted
+the attempt is ``running`` as long as a runner lives that this handle has seen, then ``absent``;
+``reap_dead`` is due if it knows a ``leader``."""
 
 Outcome = Literal["exited", "timeout", "stopped", "exclusive", "not_started", "failed_to_start"]
 
@@ -59,6 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     attempt: int
+    slots: tuple[WorkerName, ...] = ()
     token: str
     """Random; ``GPUQ_TOKEN`` of the job, by which what escaped from its tree is known."""
     argv: tuple[str, ...]
@@ -160,14 +165,14 @@ class JobHandle(Protocol):
         """
 
     def reap_dead(self) -> Killed:
-        """For state ``dead``: KILL what is left of the job, and make its log whole.
+        """When it is due: KILL what is left of the job, and make its log whole.
 
         Blocks for some seconds if something cannot be killed. What both cleared its
         environment and lost its parent is not found, once there is no runner.
         """
 
     def note_bucket_seen(self, boot_ms: int) -> None:
-        """Note when the bucket was last reached, for ``Plan.exclusive_ms``."""
+        """Note when the bucket last heard of this node, for ``Plan.exclusive_ms``."""
 
     def log_size(self) -> int:
         """Bytes of the log that can be read now. Never falls while the job runs."""
@@ -224,6 +229,8 @@ class JobDir:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self._child_pid: int | None = None
+        self._seen_plan: Plan | None = None
+        self._seen_info: RunnerInfo | None = None
 
     @property
     def script_path(self) -> Path:
@@ -291,12 +298,13 @@ class JobDir:
         self._wait_for_child()
         if (self.path / "result.json").exists():
             return "ended"
-        if info is not None:
+        if info is not None and self.path.exists():
             return "dead"
         return "prepared" if (self.path / "plan.json").exists() else "absent"
 
     def plan(self) -> Plan | None:
-        return _read(self.path / "plan.json", Plan)
+        self._seen_plan = _read(self.path / "plan.json", Plan) or self._seen_plan
+        return self._seen_plan
 
     def runner(self) -> Identity | None:
         info = self._info()
@@ -323,7 +331,7 @@ class JobDir:
 
     def reap_dead(self) -> Killed:
         plan, info = self.plan(), self._info()
-        assert plan is not None and info is not None and self.state() == "dead"
+        assert plan is not None and info is not None and self.state() != "running"
         killed = kill_tree(
             lambda: find_tree({info.leader}, plan.token),
             KILL_PATIENCE_MS,
@@ -360,9 +368,11 @@ class JobDir:
             raise ConflictError(f"attempt {self.path.name} is still running")
         if self.path.exists():
             shutil.rmtree(self.path)
+        self._seen_plan = self._seen_info = None
 
     def _info(self) -> RunnerInfo | None:
-        return _read(self.path / "runner.json", RunnerInfo)
+        self._seen_info = _read(self.path / "runner.json", RunnerInfo) or self._seen_info
+        return self._seen_info
 
     def _locked(self) -> bool:
         try:

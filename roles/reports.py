@@ -72,6 +72,7 @@ class Reports:
                 pool=pool,
                 slot=slot,
                 running=running,
+                incarnation=self._notes.incarnation,
             )
         )
 

@@ -12,9 +12,13 @@ What it reads and writes in JOBDIR:
 - ``log``, ``log.tail``: what the job wrote (``roles/joblog.py``);
 - ``stop.json``: ``{reason, grace_ms}``, written by the launcher, noticed on SIGUSR1 or
   within a second; a later one can only shorten the grace;
-- ``bucket_seen``: boot time in ms at which the worker last reached the bucket;
+- ``bucket_seen``: boot time in ms at which the bucket last had a sign of life of this node,
+  which may be before the start; without it, the start;
 - ``cancel``: appears when the job is to end (``GPUQ_CANCEL`` names it to the job);
 - ``result.json`` (``roles.launcher.RunResult``): the last thing that it writes.
+
+Where JOBDIR is deleted it kills its job at once: nobody could stop it any more, or learn of
+its end, and the worker counts it as lost.
 
 The order is: fork, write ``runner.json``, let the child exec, wait for the leader, kill
 what it left behind, close the log, write ``result.json``. If it dies before
@@ -189,6 +193,8 @@ class Attempt:
 
     def _consider_ending(self) -> None:
         plan, now_ms = self._plan, boot_ms()
+        if _is_deleted(self._job_dir / "lock"):
+            self._end("stopped", "its folder was deleted", 0)
         self._look_for_stop()
         if self._told_to_end:
             self._end("stopped", "the runner was told to end (SIGTERM)", plan["grace_ms"])
@@ -215,7 +221,7 @@ class Attempt:
 
     def _bucket_seen_ms(self) -> int:
         try:
-            return max(self._started_ms, int((self._job_dir / "bucket_seen").read_text()))
+            return int((self._job_dir / "bucket_seen").read_text())
         except FileNotFoundError:
             return self._started_ms
 
@@ -315,6 +321,17 @@ class Attempt:
         }
 
 
+def _is_deleted(path: Path) -> bool:
+    """Whether it is certain that nothing is there."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # a network disk that is away for a while
+        return False
+    return False
+
+
 def _identity(pid: int) -> Identity:
     identity = identity_of(pid)
     if identity is None:
@@ -391,7 +408,8 @@ def main(job_dir: Path, inherited_lock: str | None) -> None:
         # The spaces after it are valid JSON; to truncate could give the blocks away.
         os.pwrite(reserve.fileno(), body, 0)
         os.fsync(reserve.fileno())
-    _rename_durably(temporary, job_dir / "result.json")
+    with contextlib.suppress(FileNotFoundError):  # deleted, and nobody waits for a result
+        _rename_durably(temporary, job_dir / "result.json")
 
 
 if __name__ == "__main__":

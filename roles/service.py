@@ -7,8 +7,7 @@ bucket is away; requests are made in rounds that end at the first failure.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -54,6 +53,8 @@ class WorkerOptions:
     pool: str
     slot: e.Slot
     job_base: JobBase
+    leaving: bool = False
+    """The slot is no longer offered: end what is underway, tell of it, and be done."""
     process: Identity | None = None
     """Of the worker itself, for its supervisor."""
 
@@ -65,8 +66,8 @@ class WorkerParts:
     launcher: Launcher
     spools: SpoolStorage
     workspace: Workspace
-    read_gpu: Callable[[], Reading | None] = lambda: None
-    """The slot's GPU as it is now; None where there is none, or it cannot be read."""
+    read_gpus: Callable[[], Mapping[WorkerName, Reading]] = dict
+    """The node's GPUs by slot as they are now; empty where there is none, or for a CPU slot."""
 
 
 class Service:
@@ -98,7 +99,7 @@ class Service:
             pool=options.pool,
         )
         self._gate = Gate(context)
-        self._gpu = SlotGpu(context, parts.read_gpu)
+        self._gpu = SlotGpu(context, options.worker, parts.read_gpus, parts.workspace)
         self._watched: dict[AttemptRef, WatchedAttempt] = {}
         self._claiming: Claiming | None = None
         self._stopped_ahead: dict[AttemptRef, str] = {}
@@ -125,7 +126,7 @@ class Service:
         options = self._options
         self._reports.ready(options.node, options.pool, options.slot, running)
         for stop in inheritance.stops:
-            self._stop(self._watched[stop.ref], stop.reason)
+            self._stop(self._watched[stop.ref], stop.reason, stop.grace_ms)
         for ref in inheritance.unannounced:
             self._reports.started(ref, self._watched[ref].claimed_at)
         for loss in inheritance.losses:
@@ -146,7 +147,8 @@ class Service:
         self._refusal = str(self._gate.refusal or "")
         if not went_through:
             self._report_ends_without_bucket()
-        self._gpu.look()
+        self._tell_exclusive_jobs()
+        self._gpu.look(self._wanted_slots(), is_used=any(a.runs for a in self._watched.values()))
         self._discard_what_is_done()
         self._say_status()
         return None if self._is_over() else self._wait_ms()
@@ -169,18 +171,18 @@ class Service:
         self._writer.close()
 
     def _round(self) -> None:
-        self._writer.flush()
+        self._flush()
         for attempt in self._to_be_reported():
             attempt.ship_end_of_log()  # where this fails, the end is reported all the same
             self._report_end(attempt)
         self._report_retirement()
-        self._writer.flush()
+        self._flush()
         if self._context.clock.boot_ms() >= self._mailbox.due_ms():
             self._look_into_mailbox()
         self._handle_stops()
         while self._handle_first():
             pass
-        self._writer.flush()
+        self._flush()
         for attempt in self._watched.values():
             if attempt.runs:
                 attempt.shipper.ship_due()
@@ -221,11 +223,21 @@ class Service:
 
     def _look_into_mailbox(self) -> None:
         self._mailbox.look(followed=self._parts.workspace.is_followed())
+
+    def _flush(self) -> None:
+        """Put what is pending; what went through is a sign of life of this node."""
+        pending, now_ms = self._writer.pending, self._context.clock.boot_ms()
+        try:
+            self._writer.flush()
+        finally:
+            if self._writer.pending < pending:
+                self._stand_in.note_heard(now_ms)
+
+    def _tell_exclusive_jobs(self) -> None:
+        heard_ms = self._stand_in.heard_ms()
         for attempt in self._watched.values():
-            if attempt.runs and attempt.is_exclusive:
-                # A full disk ends an exclusive job: nobody can say that the bucket is there.
-                with contextlib.suppress(OSError):
-                    attempt.handle.note_bucket_seen(self._context.clock.boot_ms())
+            if attempt.runs and heard_ms is not None:
+                attempt.note_bucket_seen(heard_ms)
 
     def _handle_stops(self) -> None:
         while (message := self._mailbox.first_stop()) is not None:
@@ -261,7 +273,7 @@ class Service:
             self._reports.skipped()
             return True
         if self._claiming is None:
-            if self._retiring or self._is_occupied() or not self._gpu.is_free():
+            if self._retiring or self._is_occupied() or not self._gpu.is_free(message.slots):
                 return False
             self._claiming = prepare_claim(
                 self._context,
@@ -314,6 +326,7 @@ class Service:
         elif claiming.unfit:
             attempt.fail(claiming.unfit)
         else:
+            self._tell_exclusive_jobs()  # of the silence before its start
             runner = claiming.handle.launch()
             self._reports.started(ref, self._context.store.clock_ms(), runner.pid)
             return
@@ -365,6 +378,11 @@ class Service:
     def _left_of(self, attempt: WatchedAttempt) -> list[Identity]:
         return [p for p in attempt.unkillable if self._parts.workspace.is_alive(p)]
 
+    def _wanted_slots(self) -> Sequence[WorkerName]:
+        """Those of the job that is next; its own where none is."""
+        first = self._mailbox.first()
+        return first.slots if isinstance(first, e.RunMessage) else (self._options.worker,)
+
     def _is_occupied(self) -> bool:
         return any(a.runs or self._left_of(a) for a in self._watched.values())
 
@@ -375,7 +393,7 @@ class Service:
         assert end is not None
         if isinstance(end, e.AttemptFinished):
             end = replace(end, utilisation_percent=self._gpu.utilisation_percent())
-        self._gpu.job_ended()
+        self._gpu.job_ended(attempt.slots or (self._options.worker,))
         attempt.end_fact = self._reports.ended(end)
 
     def _report_retirement(self) -> None:
@@ -398,6 +416,7 @@ class Service:
             process=self._options.process,
             writer=self._writer.writer,
             running=tuple(a.name for a in self._watched.values() if a.runs),
+            slots=tuple(s for a in self._watched.values() if a.runs for s in a.slots),
             problem=self._problem(),
             newest_key=self._writer.newest_key,
             pending_facts=self._writer.pending,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ledger.names import WriterName
+from ledger.names import WorkerName, WriterName
 from roles.processes import Identity
 
 _NAME = "status.json"
@@ -21,11 +21,13 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """How a worker is; written whenever something of it changes."""
 
     process: Identity | None = None
-    """Whom to signal: SIGTERM to retire, SIGUSR2 to stop its job as well."""
+    """Whom to signal: see ``roles.worker_process``."""
     writer: WriterName = WriterName("")
     """Under which it reports; empty until it has read the ledger."""
     running: tuple[str, ...] = ()
-    """``<job>.<attempt>`` of all that runs on its slot."""
+    """``<job>.<attempt>`` of all that it runs."""
+    slots: tuple[WorkerName, ...] = ()
+    """Those that this uses, other workers' among them."""
     problem: str = ""
     """Why the slot must take no work; empty where it may."""
     newest_key: str = ""

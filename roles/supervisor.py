@@ -1,9 +1,10 @@
 """The supervisor: one per node; keeps its workers and its dispatcher alive, and beats.
 
 Owns the decision when a process of the node is started again. A supervisor that comes back
-finds what still runs. It refuses to start where a live node of its name beats from another
-machine. What its own crash costs: the workers go on; nothing is restarted, and the node
-stops beating, which is the sign.
+finds what still runs; where it offers fewer slots than before, the workers of the others end
+what is underway there, so that nothing waits for them for ever. It refuses to start where a
+live node of its name beats from another machine. What its own crash costs: the workers go on
+and beat in its place, as they do where it hangs; nothing is restarted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ledger.journal import Journal
 from ledger.keys import BEATS, after_stamp
 from ledger.names import NodeName, WorkerName
 from ledger.writer import BeatWriter, new_writer
+from roles.adoption import left_over
 from roles.beats import node_beat
 from roles.context import Context
 from roles.devices import Reading
@@ -85,6 +87,8 @@ class Supervisor:
         self._draining = False
         self._was_idle = False
         self._waits_for_name = False
+        self._leaving: dict[WorkerName, Slot] = {}
+        """Slots that this node offered before; their workers end what is underway there."""
         self._journal = Journal(context.store, context.ledger)
 
     def run(self) -> bool:
@@ -117,6 +121,7 @@ class Supervisor:
             try:
                 self._journal.load()
                 self._refuse_second_machine()
+                self._find_leaving()
             except TransientError as error:
                 if self._options.idleness is None:
                     raise
@@ -132,7 +137,7 @@ class Supervisor:
         if self._waits_for_name:
             with suppress(TransientError):
                 self._waits_for_name = not self._name_is_free()
-        for name, respawn in self._respawns.items():
+        for name, respawn in list(self._respawns.items()):
             if name == DISPATCHER or not (self._waits_for_name or self._draining):
                 self._keep_alive(name, respawn)
         self._beat()
@@ -158,19 +163,37 @@ class Supervisor:
     def _keep_alive(self, name: str, respawn: Respawn) -> None:
         now_ms = self._context.clock.boot_ms()
         rc = self._host.ended(name)
+        leaving = self._leaving.get(WorkerName(name))
+        if rc == 0 and leaving is not None:
+            log.info("left", worker=name)
+            del self._leaving[WorkerName(name)], self._respawns[name]
+            return
         if rc is not None:
             log.warning("ended", process=name, rc=rc)
             respawn.ended(now_ms)
         if not self._host.runs(name) and respawn.is_due(now_ms):
-            self._host.start(name)
+            self._host.start(name, leaving)
             respawn.started(now_ms)
 
+    def _find_leaving(self) -> None:
+        """Slots that this node no longer offers: one that still serves has to be told so."""
+        state, options = self._journal.projection.state, self._options
+        self._leaving = left_over(state, options.node, self._context.machine, options.slots)
+        for name in self._leaving:
+            self._respawns[name] = Respawn()
+            if self._host.runs(name):
+                self._host.signal(name, signal.SIGUSR1)
+
     def _signal_workers(self, signum: signal.Signals) -> None:
-        for name in self._options.slots:
+        for name in self._workers:
             self._host.signal(name, signum)
 
     def _is_empty(self) -> bool:
-        return not any(self._host.runs(name) for name in self._options.slots)
+        return not any(self._host.runs(name) for name in self._workers)
+
+    @property
+    def _workers(self) -> Mapping[WorkerName, Slot]:
+        return {**self._options.slots, **self._leaving}
 
     def _end_dispatcher(self) -> None:
         """End it last: what the workers reported at their end is posted by then."""
@@ -190,7 +213,7 @@ class Supervisor:
             self._context,
             self._options.node,
             self._options.pool,
-            self._options.slots,
+            self._workers,
             self._host,
             self._options.read_gpus() if self._has_gpus else (),
         )
@@ -203,6 +226,7 @@ class Supervisor:
             log.warning("no beat", node=self._options.node, reason=str(error))
             self._next_beat_ms = now_ms + self._context.timings.beat_ms // 10
             return
+        self._host.note_beat(now_ms)
         self._said = said
         self._next_beat_ms = now_ms + self._context.timings.beat_ms
 

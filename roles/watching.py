@@ -7,6 +7,8 @@ attempt's folder may go.
 
 from __future__ import annotations
 
+import contextlib
+
 from ledger.events import AttemptFinished, AttemptLost, AttemptRef
 from ledger.keys import attempt_name
 from ledger.names import WorkerName
@@ -42,7 +44,10 @@ class WatchedAttempt:
         self._context = context
         plan = handle.plan()
         self.grace_ms = plan.grace_ms if plan is not None else context.timings.grace_ms
-        self.is_exclusive = plan is not None and plan.exclusive_ms is not None
+        self._is_exclusive = plan is not None and plan.exclusive_ms is not None
+        self._bucket_seen_ms: int | None = None
+        self.slots = plan.slots if plan is not None else ()
+        """All that it uses, as far as that is known."""
         self.claimed_at = (
             plan.claim_boot_ms + plan.epoch_offset_ms if plan else context.store.clock_ms()
         )
@@ -55,6 +60,14 @@ class WatchedAttempt:
     @property
     def is_reported(self) -> bool:
         return self.end_fact is not None
+
+    def note_bucket_seen(self, boot_ms: int) -> None:
+        """Tell an exclusive job when the bucket last heard of its node."""
+        if self._is_exclusive and boot_ms != self._bucket_seen_ms:
+            # A full disk ends an exclusive job: nobody can say that the bucket is there.
+            with contextlib.suppress(OSError):
+                self.handle.note_bucket_seen(boot_ms)
+                self._bucket_seen_ms = boot_ms
 
     def look(self) -> None:
         """Notice its end. Local files only; blocks for seconds where it must kill."""
@@ -99,12 +112,17 @@ class WatchedAttempt:
                 self.unkillable = result.unkillable
                 self._end_with(result)
             case "dead":
-                self.unkillable = tuple(sorted(self.handle.reap_dead().left))
+                self._reap()
                 self.lose("its runner died", ran=True)
             case "prepared":
                 self.lose("its runner died before the job was executed", ran=False)
             case "absent":
+                if self.handle.plan() is not None and self.handle.leader() is not None:
+                    self._reap()
                 self.lose("its folder on this machine has vanished", ran=True)
+
+    def _reap(self) -> None:
+        self.unkillable = tuple(sorted(self.handle.reap_dead().left))
 
     def _end_with(self, result: RunResult) -> None:
         if result.outcome == "not_started":

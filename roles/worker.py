@@ -44,6 +44,8 @@ from roles.context import Context
 from roles.gate import Gate
 from roles.service import Service, WorkerOptions, WorkerParts
 
+NOT_OFFERED = "its slot is no longer offered"
+
 
 class Waker(Protocol):
     """What a worker waits on."""
@@ -138,8 +140,12 @@ class Worker:
         state = journal.projection.state
         self._refuse_second_machine(foreign_machine(state, self._options.node, context.machine))
         notes = parts.workspace.read_notes()
-        if worker in state.workers:
-            notes.cursor = max(notes.cursor, state.workers[worker].cursor)
+        known = state.workers.get(worker)
+        if known is not None:
+            notes.cursor = max(notes.cursor, known.cursor)
+            notes.incarnation = max(notes.incarnation, known.incarnation)
+        notes.incarnation += 1
+        parts.workspace.write_notes(notes)  # before anybody hears of it
         here = {
             AttemptRef(JobId(job), number): parts.launcher.attempt(job, number).state()
             for job, number in parts.launcher.known()
@@ -149,6 +155,8 @@ class Worker:
         service = Service(context, self._options, parts, writer, notes)
         service.inherit(inheritance)
         self._service = service
+        if self._options.leaving:
+            self.retire(NOT_OFFERED)
 
     def _refuse_second_machine(self, machine: str) -> None:
         if machine:

@@ -1,6 +1,7 @@
 """A worker's own folder: its lock, its notes, its status, and what it asks of its machine.
 
-Owns the files of ``workers/<worker>/`` that are not an attempt's. The notes are a cache
+Owns the files of ``workers/<worker>/`` that are not an attempt's; only a note of a GPU's memory
+may be written by another worker of the node, which has used that GPU. The notes are a cache
 with one duty: what a log piece holds is noted before the piece is put, so that after a
 crash the same bytes go out under the same number. All else in them can be lost: the
 ledger says it again, later. The simulation puts its own ``Workspace`` in the place of
@@ -9,6 +10,7 @@ ledger says it again, later. The simulation puts its own ``Workspace`` in the pl
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +21,7 @@ from ledger.errors import LedgerError, RequestError
 from ledger.names import NodeName, WorkerName
 from roles import processes
 from roles.context import Context
+from roles.lastbeat import read_last_beat
 from roles.locks import FileLock, is_locked
 from roles.processes import Identity
 from roles.runner import write_file
@@ -45,6 +48,8 @@ class Notes(msgspec.Struct, kw_only=True):
 
     cursor: int = 0
     """The number of the first message that it has not handled."""
+    incarnation: int = 0
+    """Of the newest one; each knows of what the ledger knows, and counts on from the larger."""
     reported: list[str] = []
     """``<job>.<attempt>`` of the newest reported ends, oldest first."""
     logs: dict[str, LogNote] = {}
@@ -72,11 +77,20 @@ class Workspace(Protocol):
     def write_status(self, status: WorkerStatus) -> None:
         """Tell the supervisor, as far as the disk takes it."""
 
+    def gpu_memory_before(self, worker: WorkerName) -> int | None:
+        """As ``roles.slotgpu.MemoryNotes``."""
+
+    def note_gpu_memory_before(self, worker: WorkerName, used_bytes: int | None) -> None:
+        """As ``roles.slotgpu.MemoryNotes``."""
+
     def is_followed(self) -> bool:
         """Whether somebody on this machine will wake this worker when a page concerns it."""
 
     def is_supervised(self) -> bool:
-        """Whether the node's supervisor lives."""
+        """Whether the node's supervisor lives; one that hangs does."""
+
+    def last_beat_ms(self) -> int | None:
+        """Boot time at which the bucket last heard the supervisor, as far as that is known."""
 
     def free_port(self) -> int:
         """A TCP port that nobody listens on now."""
@@ -132,11 +146,32 @@ class LocalWorkspace:
     def write_status(self, status: WorkerStatus) -> None:
         write_status(self._folder, status)
 
+    def gpu_memory_before(self, worker: WorkerName) -> int | None:
+        try:
+            return int(self._memory_note(worker).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def note_gpu_memory_before(self, worker: WorkerName, used_bytes: int | None) -> None:
+        path = self._memory_note(worker)
+        with contextlib.suppress(OSError):
+            if used_bytes is None:
+                path.unlink(missing_ok=True)
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, str(used_bytes).encode())
+
+    def _memory_note(self, worker: WorkerName) -> Path:
+        return self._context.worker_dir(worker) / "gpu_memory_before"
+
     def is_followed(self) -> bool:
         return is_followed(self._following, self._context.clock)
 
     def is_supervised(self) -> bool:
         return is_locked(self._context.node_dir(self._node) / "supervisor.lock")
+
+    def last_beat_ms(self) -> int | None:
+        return read_last_beat(self._context.node_dir(self._node))
 
     def free_port(self) -> int:
         with socket.socket() as probe:

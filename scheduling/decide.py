@@ -213,6 +213,8 @@ class Scheduler:
                 self.emit(e.LossDeclared(job=job.id, attempt=attempt.number))
             case Phase.STARTED if not attempt.stop_ordered and (unwanted or node.drained_now):
                 self._stop(job, attempt, unwanted or f"node {node.name} is drained")
+            case Phase.STOPPING if _is_hastened(job, attempt):
+                self._stop(job, attempt, unwanted)
             case Phase.LOST if liveness is Liveness.FRESH and _may_be_there(worker, job, attempt):
                 if not unwanted:
                     self.emit(e.AttemptFound(job=job.id, attempt=attempt.number))
@@ -338,3 +340,10 @@ def _claim_due(attempt: Attempt) -> int:
 def _may_be_there(worker: Worker, job: Job, attempt: Attempt) -> bool:
     """Whether the worker may still run it: it is the same machine, and did not deny it."""
     return worker.ready and worker.occupant == e.AttemptRef(job.id, attempt.number)
+
+
+def _is_hastened(job: Job, attempt: Attempt) -> bool:
+    """Whether a cancel leaves the attempt less time than the order to stop that it has."""
+    if job.last is not attempt or job.cancel is None or not job.cancel.grace_ms:
+        return False
+    return not attempt.stop_grace_ms or job.cancel.grace_ms < attempt.stop_grace_ms

@@ -32,6 +32,9 @@ from simulation.verify import verify
 CLOCK_ERROR_MAX_MS = 70_000
 """How far a page's time may be from the true one: what a leader may be off, and a little."""
 
+ELECTED_OFF_MS = 60_000
+"""The same where somebody takes over, and twice the silence (rule 6)."""
+
 LIST_LATE_MAX_MS = 50_000
 """How late a LIST of the simulation shows a key, with some that are skipped."""
 
@@ -62,6 +65,8 @@ class Truth:
         self.runs: list[Run] = []
         self.acknowledged: set[JobId] = set()
         self.declared_lost: set[tuple[str, int]] = set()
+        self._slots: dict[tuple[str, int], tuple[str, ...]] = {}
+        """By attempt, what it was given."""
         self.cancelled: dict[JobId, int] = {}
         """When a cancel was acknowledged (true time)."""
         self.retried: set[JobId] = set()
@@ -91,14 +96,18 @@ class Truth:
                 signs.append(self._bucket.hub.now_ms)
 
     def _page_landed(self, page: e.Page) -> None:
+        elects = any(isinstance(decision, e.Elected) for decision in page.decisions)
         if self._bucket.hub.running in self.knows_better:
             now_ms = self._bucket.hub.now_ms
             off_ms = page.at - max(now_ms, self._newest_at)
-            if off_ms > CLOCK_ERROR_MAX_MS + now_ms - self._page_ms:
+            silence_ms = now_ms - self._page_ms
+            allowed_ms = CLOCK_ERROR_MAX_MS + silence_ms
+            if elects:
+                allowed_ms = max(allowed_ms, ELECTED_OFF_MS + 2 * silence_ms)
+            if off_ms > allowed_ms:
                 self._breach(f"page {page.seq} is stamped {off_ms} ms ahead")
         self._newest_at = max(self._newest_at, page.at)
         self._page_ms = self._bucket.hub.now_ms
-        elects = any(isinstance(decision, e.Elected) for decision in page.decisions)
         if elects and page.epoch == self._leader[0] + 1:
             self._leader = (page.epoch, page.leader)
         if (page.epoch, page.leader) != self._leader:
@@ -107,6 +116,7 @@ class Truth:
             if isinstance(decision, e.LossDeclared):
                 self.declared_lost.add((decision.job, decision.attempt))
             elif isinstance(decision, e.AttemptAssigned):
+                self._slots[(decision.job, decision.attempt)] = decision.slots
                 self._check_slots(decision)
         for seen in page.seen:
             if isinstance(seen, e.NodeSeen) and seen.liveness is e.Liveness.GONE:
@@ -115,9 +125,10 @@ class Truth:
     def _check_slots(self, decision: e.AttemptAssigned) -> None:
         """No slot is given away while something of an earlier attempt runs there."""
         for run in self.runs:
-            if run.ended_ms is None and run.worker in decision.slots:
+            taken = [slot for slot in run.slots if slot in decision.slots]
+            if run.ended_ms is None and taken:
                 self._breach(
-                    f"{run.worker} is given to {decision.job}.{decision.attempt} while "
+                    f"{taken[0]} is given to {decision.job}.{decision.attempt} while "
                     f"{run.job}.{run.attempt} runs there"
                 )
 
@@ -137,7 +148,7 @@ class Truth:
             attempt=plan.attempt,
             machine=machine.name,
             worker=worker,
-            slots=(worker,),
+            slots=self._slots[(plan.job, plan.attempt)],
             began_ms=self._bucket.hub.now_ms,
             disk=machine.generation,
         )
@@ -156,13 +167,23 @@ class Truth:
                 f"attempts {other.attempt} and {run.attempt} of {run.job} run at once, "
                 "and the first was not declared lost"
             )
-        if other.worker == run.worker and other.machine == run.machine:
-            self._breach(f"{run.worker} runs {other.job}.{other.attempt} and {run.job} at once")
+        shared = set(other.slots) & set(run.slots)
+        if shared and other.machine == run.machine:
+            self._breach(f"{min(shared)} runs {other.job}.{other.attempt} and {run.job} at once")
 
     def ended(self, machine: Machine, worker: str, plan: Plan, rc: int | None) -> None:
         for run in self.runs:
             if (run.job, run.attempt) == (plan.job, plan.attempt) and run.ended_ms is None:
                 run.ended_ms, run.rc = self._bucket.hub.now_ms, rc
+
+    def check_told(self, state: State, disks: dict[str, int], before_ms: int) -> None:
+        """The ledger knows of every end before ``before_ms``, on whichever slot it was."""
+        for run in self.runs:
+            if run.ended_ms is not None and run.ended_ms < before_ms:
+                try:
+                    self._check_run(state, run, disks)
+                except Breach as breach:
+                    self._breach(f"still untold: {breach}")
 
     def check_now(self) -> None:
         """What no later event can mend. Raises Breach."""

@@ -44,8 +44,12 @@ START_MS = 1_800_000_000_000
 LEDGER = "simulated"
 FAULTS_MS = 400 * SECOND_MS
 """How long faults are played."""
-DRAIN_MS = 1_500 * SECOND_MS
+DRAIN_MS = 2_000 * SECOND_MS
 """How long everything may take to end after them."""
+WITHDRAWN_MS = 600 * SECOND_MS
+"""How long after them a node may still lack the slot that it was restarted without."""
+TOLD_MS = 200 * SECOND_MS
+"""How long after a job's end the ledger must know of it, once nobody sleeps any more."""
 BLOCK_MS = 100 * SECOND_MS
 """How long a bad node is blocked at first; at most twice as long."""
 GAP_MS, GAP_HELD_MS = 100 * SECOND_MS, 300 * SECOND_MS
@@ -116,6 +120,9 @@ class World:
         self._strike_rate = self.rng.choice((0.0, 0.0, 0.02, 0.1))
         self._strikes = random.Random(self.rng.getrandbits(64))
         self._operators = random.Random(f"operators {seed}")
+        self._refits = random.Random(f"refits {seed}")
+        self._withdrawn: dict[str, WorkerName] = {}
+        """By machine, the slot that it was restarted without."""
         self.bucket.watchers.append(self._strike)
         for number in range(self.rng.randint(2, 3)):
             self._add_machine(f"n{number}", self.rng.randint(1, 2))
@@ -192,10 +199,11 @@ class World:
         Dispatcher(self.context(machine), NodeName(machine.name), Quiet()).run()
 
     def _supervise(self, machine: Machine, slots: dict[WorkerName, e.Slot]) -> None:
+        withdrawn = self._withdrawn.get(machine.name)
         options = SupervisorOptions(
             node=NodeName(machine.name),
             pool="default",
-            slots=slots,
+            slots={name: slot for name, slot in slots.items() if name != withdrawn},
             dispatches=True,
             read_gpus=lambda: (),
         )
@@ -209,13 +217,16 @@ class World:
             pool="default",
             slot=slots[name],
             job_base=JobBase(boot_id=machine.boot_id, env={}),
+            leaving=name in machine.leaving,
         )
         parts = WorkerParts(
             launcher=SimLauncher(machine, name),
             spools=machine.spools,
             workspace=SimWorkspace(machine, name),
         )
-        Worker(self.context(machine), options, parts).run(Sleeper(self.hub))
+        worker = Worker(self.context(machine), options, parts)
+        machine.retire[name] = worker.retire
+        worker.run(Sleeper(self.hub))
 
     def _keep_supervised(self, machine: Machine) -> None:
         """What an init system does: start the supervisor where there is none."""
@@ -364,10 +375,28 @@ class World:
             at_ms = START_MS + self.rng.randint(0, FAULTS_MS)
             fault = self.rng.choice(kinds)
             self.hub.call_at(at_ms, fault)
+        for _ in range(self._refits.choice((0, 0, 1, 3))):
+            at_ms = START_MS + self._refits.randint(0, FAULTS_MS)
+            self.hub.call_at(at_ms, lambda: self._unless_healed(self._refit))
         if self.rng.random() < 0.1:
             self.hub.call_at(START_MS + self.rng.randint(0, FAULTS_MS), self._freeze_all)
         if self.rng.random() < 0.3:
             self.hub.call_at(START_MS + self.rng.randint(0, FAULTS_MS), self._step_clock)
+
+    def _refit(self) -> None:
+        """A node's supervisor is restarted with a slot less, or with all of them again."""
+        machine = self._refits.choice(self.machines)
+        slots = sorted(name for name in machine.processes if name.startswith(f"{machine.name}-"))
+        if len(slots) < 2:
+            return
+        self.played["refit"] += 1
+        if machine.name in self._withdrawn:
+            del self._withdrawn[machine.name]
+        else:
+            self._withdrawn[machine.name] = WorkerName(self._refits.choice(slots))
+            if self._refits.random() < 0.7:
+                machine.kill(self._withdrawn[machine.name])
+        machine.kill(f"node-{machine.name}")
 
     def _kill(self) -> None:
         machine = self.rng.choice(self.machines)
@@ -439,6 +468,19 @@ class World:
         for machine in self.machines:
             machine.cut = False
             machine.store_error_ms = 0
+        if self._withdrawn:
+            self.hub.call_at(self.hub.now_ms + WITHDRAWN_MS, self._give_slots_back)
+
+    def _give_slots_back(self) -> None:
+        """All nodes have all their slots again; what was underway there did not wait for that."""
+        state = fold(frozen(self.bucket), LEDGER).state
+        self.truth.check_told(state, self._disks(), self.hub.now_ms - TOLD_MS)
+        for name in self._withdrawn:
+            next(m for m in self.machines if m.name == name).kill(f"node-{name}")
+        self._withdrawn.clear()
+
+    def _disks(self) -> dict[str, int]:
+        return {machine.name: machine.generation for machine in self.machines}
 
     # -- the run
 
@@ -484,7 +526,6 @@ class World:
     def _drain(self) -> State:
         """Run until all has ended and every late result is in, or the bound is reached."""
         end_ms = self.hub.now_ms + DRAIN_MS
-        disks = {m.name: m.generation for m in self.machines}
         while True:
             self.hub.run(self.hub.now_ms + 20_000)
             self._check_processes()
@@ -498,7 +539,7 @@ class World:
                 self._undo(state)
             else:
                 try:
-                    return self.truth.check_end(LEDGER, disks)
+                    return self.truth.check_end(LEDGER, self._disks())
                 except Breach:
                     if over:
                         raise

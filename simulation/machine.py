@@ -17,6 +17,8 @@ from typing import Protocol
 import msgspec
 
 from ledger.errors import ConflictError, RequestError
+from ledger.events import Slot
+from ledger.names import WorkerName
 from roles.launcher import Plan, RunResult, State
 from roles.processes import Identity, Killed
 from roles.status import WorkerStatus
@@ -87,6 +89,10 @@ class Machine:
         self.asleep_until_ms = 0
         """Until then its jobs do nothing either."""
         self.start: Callable[[str], Process] | None = None
+        self.leaving: set[str] = set()
+        """Workers that are started only to end what is underway."""
+        self.retire: dict[str, Callable[[str], None]] = {}
+        """By worker, how the one that runs is told to retire."""
         self._wipe()
 
     def _wipe(self) -> None:
@@ -94,6 +100,7 @@ class Machine:
         self.notes: dict[str, bytes] = {}
         self.statuses: dict[str, WorkerStatus] = {}
         self.attempts: dict[tuple[str, str, int], Attempt] = {}
+        self.last_beat_ms: int | None = None
         self.generation = self.rng.getrandbits(32)
 
     @property
@@ -128,6 +135,7 @@ class Machine:
         if lose_disk:
             self._wipe()
         self.asleep_until_ms = 0
+        self.last_beat_ms = None  # it was of another boot
         self.boots += 1
         self.booted_ms = self.hub.now_ms
 
@@ -344,11 +352,20 @@ class SimWorkspace:
     def write_status(self, status: WorkerStatus) -> None:
         self._machine.statuses[self._worker] = status
 
+    def gpu_memory_before(self, worker: WorkerName) -> int | None:
+        return None
+
+    def note_gpu_memory_before(self, worker: WorkerName, used_bytes: int | None) -> None:
+        pass
+
     def is_followed(self) -> bool:
         return False
 
     def is_supervised(self) -> bool:
         return self._machine.runs(f"node-{self._machine.name}")
+
+    def last_beat_ms(self) -> int | None:
+        return self._machine.last_beat_ms
 
     def free_port(self) -> int:
         return 29_500
@@ -362,6 +379,7 @@ class SimHost:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._started_to_leave: set[str] = set()
 
     def take(self) -> bool:
         return True
@@ -369,21 +387,33 @@ class SimHost:
     def release(self) -> None:
         pass
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, leaving: Slot | None = None) -> None:
         assert self._machine.start is not None
+        (self._machine.leaving.discard if leaving is None else self._machine.leaving.add)(name)
         self._machine.processes[name] = self._machine.start(name)
+        if leaving is not None:
+            self._started_to_leave.add(name)
 
     def runs(self, name: str) -> bool:
         return self._machine.runs(name)
 
     def ended(self, name: str) -> int | str | None:
-        return None
+        """Told of those that leave; the others are started again at once in any case."""
+        if name not in self._started_to_leave or self._machine.runs(name):
+            return None
+        self._started_to_leave.remove(name)
+        process = self._machine.processes[name]
+        return 1 if process.dead or process.failure is not None else 0
 
     def signal(self, name: str, signum: signal.Signals) -> None:
-        raise AssertionError("the simulation drains by facts")
+        assert signum == signal.SIGUSR1, "the simulation drains by facts"
+        self._machine.retire[name]("not offered")
 
     def status(self, worker: str) -> WorkerStatus | None:
         return self._machine.statuses.get(worker)
+
+    def note_beat(self, boot_ms: int) -> None:
+        self._machine.last_beat_ms = boot_ms
 
     def free_bytes(self) -> dict[str, int]:
         return {}

@@ -24,6 +24,7 @@ from ledger.state import Phase
 from ledger.stores.base import Lost, Won
 from ledger.stores.settling import Sender, SettlingStore
 from ledger.writer import FactOutbox
+from roles import supervisor as supervisor_module
 from roles import worker as worker_module
 from roles.claiming import Claiming
 from roles.dispatcher import Dispatcher
@@ -227,6 +228,11 @@ def _no_draining() -> Patches:
     return [(worker_module, "drain_spools", lambda store, timings, spools: {})]
 
 
+def _withdrawn_slots_forgotten() -> Patches:
+    """Rule 12: a node that offers fewer slots than before does nothing about the others."""
+    return [(supervisor_module, "left_over", lambda state, node, machine, offered: {})]
+
+
 def _start_whenever() -> Patches:
     """Rule 10: an attempt is started however long ago it was claimed."""
     return [(Claiming, "is_late", False), *_patient_runner()]
@@ -270,6 +276,7 @@ VARIANTS: dict[str, Callable[[], Patches]] = {
     "rule_9_ready_lists_nothing": _ready_lists_nothing,
     "rule_9_no_draining": _no_draining,
     "rule_10_start_whenever": _start_whenever,
+    "rule_12_withdrawn_slots_forgotten": _withdrawn_slots_forgotten,
     "rule_14_any_answer_acknowledges": _any_answer_acknowledges,
 }
 """By name; the first five are the classic mistakes, the others one rule switched off each."""

@@ -232,9 +232,13 @@ class NaiveReader:
         if held and node["liveness"] != "gone":
             node.setdefault("intruders", []).append(fact["writer"])
             return
+        born = {"node": fact["node"], "retired": False, "cursor": 0, "next": 0, "incarnation": 0}
+        worker = self.workers.setdefault(fact["worker"], born)
+        incarnation = fact.get("incarnation", 0)
+        if incarnation != 0 and incarnation < worker["incarnation"]:
+            return
         node.update(machine=fact["machine"], liveness="fresh")
-        worker = self.workers.setdefault(fact["worker"], {"cursor": 0, "next": 0})
-        worker.update(node=fact["node"], writer=fact["writer"], retired=False)
+        worker.update(writer=fact["writer"], incarnation=incarnation, retired=False)
         self.advance(worker, fact["cursor"])
 
     def advance(self, worker: Body, cursor: int) -> None:

@@ -98,6 +98,7 @@ class World:
         running: Sequence[AttemptRef] = (),
         cursor: int | None = None,
         incarnation: str = "aaaaaaaa",
+        number: int = 0,
     ) -> None:
         """A worker reports for the first time, or again after it was started anew."""
         name = WorkerName(worker)
@@ -115,6 +116,7 @@ class World:
                 pool=pool,
                 slot=slot,
                 running=tuple(running),
+                incarnation=number,
             ),
             f"{worker}~{incarnation}",
         )
@@ -160,8 +162,8 @@ class World:
         self.fact(e.Submitted(at=self.at, job=spec), f"cli-{as_name(organization)}")
         return spec.id
 
-    def cancel(self, job: JobId) -> None:
-        self.fact(e.CancelRequested(at=self.at, job=job, by="test"), "cli")
+    def cancel(self, job: JobId, grace_ms: int = 0) -> None:
+        self.fact(e.CancelRequested(at=self.at, job=job, by="test", grace_ms=grace_ms), "cli")
 
     def hold(self, job: JobId) -> None:
         self.fact(e.HoldRequested(at=self.at, job=job, by="test"), "cli")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ledger import events as e
@@ -178,6 +179,36 @@ def test_what_a_lost_state_folder_knew_is_recorded_as_lost(
     assert lost.state is JobState.NODE_FAIL
     assert lost.attempts[-1].reason == "its worker's machine knows nothing of it"
     (following,) = cluster.submit("next.sh")
+    cluster.wait_for_end(following)
+    assert cluster.job(following).state is JobState.COMPLETED
+    assert cluster.verified()["void_pages"] == 0
+
+
+def test_a_job_whose_folder_is_deleted_is_killed_and_recorded_as_lost(
+    folder_place: Place, folder: Path, start_cluster: StartCluster
+) -> None:
+    cluster = start_cluster(folder, folder_place, time_scale=TIME_SCALE)
+    cluster.init()
+    cluster.serve("n1", 1)
+    cluster.script("once.sh", f"echo $$ >{folder}/pid", cluster.gate("never"))
+    cluster.script("next.sh")
+    (once,) = cluster.submit("once.sh")
+    cluster.wait_for_state(once, JobState.RUNNING)
+    noted = folder / "pid"
+    cluster.wait_until(
+        lambda: noted.exists() and noted.read_text().endswith("\n"),
+        deadline_s=DEADLINE_S,
+        what="it runs",
+    )
+    pid = int(noted.read_text())
+    (following,) = cluster.submit("next.sh")
+    (job_dir,) = folder.glob(f"state/n1/*/workers/n1-cpu0/jobs/{once}.1")
+    shutil.rmtree(job_dir)
+    cluster.wait_for_end(once)
+    assert not psutil.pid_exists(pid)
+    lost = cluster.job(once)
+    assert lost.state is JobState.NODE_FAIL
+    assert lost.attempts[-1].reason == "its folder on this machine has vanished"
     cluster.wait_for_end(following)
     assert cluster.job(following).state is JobState.COMPLETED
     assert cluster.verified()["void_pages"] == 0

@@ -356,6 +356,50 @@ def test_a_second_cancel_changes_nothing() -> None:
     assert made.turn() == []
 
 
+@pytest.mark.parametrize(
+    ("job_grace_ms", "first_ms", "second_ms", "in_force_ms"),
+    [
+        (0, 600_000, 1_000, 1_000),
+        (0, 0, 1_000, 1_000),  # nobody named the default, which may be longer
+        (2_000, 0, 1_000, 1_000),
+        (2_000, 0, 3_000, None),
+        (0, 1_000, 600_000, None),
+        (0, 1_000, 1_000, None),
+        (0, 1_000, 0, None),
+    ],
+)
+def test_a_second_cancel_with_a_shorter_grace_orders_one_further_stop(
+    job_grace_ms: int, first_ms: int, second_ms: int, in_force_ms: int | None
+) -> None:
+    made = world_of_one_node()
+    job = running_job(made, grace_ms=job_grace_ms)
+    made.cancel(job, first_ms)
+    made.turn()
+    made.cancel(job, second_ms)
+    further = e.StopOrdered(
+        job=job, attempt=1, worker=W0, message=2, reason="cancelled", grace_ms=in_force_ms or 0
+    )
+    assert made.turn() == ([] if in_force_ms is None else [further])
+    assert made.turn() == []
+    cancel = made.job(job).cancel
+    assert cancel is not None
+    assert cancel.grace_ms == in_force_ms or in_force_ms is None
+    made.finish(job, outcome="stopped", rc=137)
+    made.turn()
+    assert made.job(job).state is JobState.CANCELLED
+
+
+def test_a_cancel_hastens_what_a_drain_stops() -> None:
+    made = world_of_one_node()
+    job = running_job(made, grace_ms=600_000)
+    made.drain("n1", now=True)
+    made.turn()
+    made.cancel(job, 1_000)
+    [stop] = made.turn()
+    assert isinstance(stop, e.StopOrdered)
+    assert (stop.message, stop.grace_ms) == (2, 1_000)
+
+
 def test_a_cancel_that_comes_too_late_leaves_the_end_as_it_was() -> None:
     made = world_of_one_node()
     job = running_job(made)

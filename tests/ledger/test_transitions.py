@@ -116,6 +116,26 @@ def test_ready_of_a_follower_leaves_the_slots_of_the_lead_alone() -> None:
     assert occupant(made, "n1-cpu1") == AttemptRef(job, 1)
 
 
+def test_the_slots_of_a_lead_that_comes_back_only_to_retire_are_freed_by_what_it_tells() -> None:
+    made = world_of_one_node(slots=2)
+    job = running_job(made, slots=2, worker="n1-cpu1")
+    lead = WorkerName("n1-cpu1")
+    made.ready_again("n1-cpu0")
+    made.turn()
+    # It may still run: as long as its lead has not denied that, no other job may have the slot.
+    assert occupant(made, "n1-cpu0") == AttemptRef(job, 1)
+    made.ready_again(lead)
+    made.turn()
+    assert occupant(made, "n1-cpu0") == AttemptRef(job, 1)
+    made.lost(job)
+    made.retire(lead)
+    made.turn()
+    assert occupant(made, "n1-cpu0") is None
+    following = made.submit()
+    made.turn()
+    assert made.attempt(following).slots == ("n1-cpu0",)
+
+
 def test_ready_brings_a_retired_or_troubled_worker_back() -> None:
     made = world_of_one_node()
     made.retire(W0)
@@ -135,6 +155,29 @@ def test_a_former_incarnation_cannot_retire_its_successor() -> None:
     made.fact(e.WorkerRetired(at=made.at, worker=W0, cursor=0), former)
     made.turn()
     assert made.state.workers[W0].retired == ""
+
+
+def test_what_a_former_incarnation_said_and_is_heard_of_late_changes_nothing() -> None:
+    made = world_of_one_node()
+    slot = made.state.workers[W0].slot
+    made.ready(W0, slot, incarnation="bbbbbbbb", number=3)
+    job = running_job(made)
+    made.ready(W0, slot, incarnation="cccccccc", number=2)
+    made.fact(e.WorkerRetired(at=made.at, worker=W0, cursor=0), f"{W0}~cccccccc")
+    made.turn()
+    worker = made.state.workers[W0]
+    assert (worker.writer, worker.incarnation, worker.retired) == (f"{W0}~bbbbbbbb", 3, "")
+    assert occupant(made, W0) == AttemptRef(job, 1)
+
+
+@pytest.mark.parametrize("number", [0, 3, 4])  # 3: its notes were lost before that was heard of
+def test_an_incarnation_that_is_not_known_to_be_older_is_believed(number: int) -> None:
+    made = world_of_one_node()
+    slot = made.state.workers[W0].slot
+    made.ready(W0, slot, number=3)
+    made.ready(W0, slot, incarnation="bbbbbbbb", number=number)
+    made.turn()
+    assert made.state.workers[W0].writer == f"{W0}~bbbbbbbb"
 
 
 # --- rule 11: one machine a name --------------------------------------------------------

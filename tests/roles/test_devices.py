@@ -12,7 +12,9 @@ import pynvml
 import pytest
 
 from ledger.errors import RequestError
-from roles.devices import GpuReader, Reading, choose_gpus, mig_uuids
+from ledger.events import Slot
+from ledger.names import NodeName, WorkerName
+from roles.devices import GpuReader, Reading, choose_gpus, gpus_of_slots, mig_uuids
 from tests.waiting import wait_until
 
 MIB = 1 << 20
@@ -455,6 +457,18 @@ def test_gpus_that_cannot_be_read_are_not_taken_for_none() -> None:
 
 
 # --- the real library ---------------------------------------------------------------------
+
+
+def test_the_gpus_of_slots_are_known_by_index_and_ones_own_by_its_uuid() -> None:
+    reader = GpuReader(FakeNvml(a_gpu(0), a_gpu(1)))
+    by_index = {"n1-gpu0": a_reading(0), "n1-gpu1": a_reading(1)}
+    own = Slot(kind="gpu", index=0, gpu_uuid="GPU-0")
+    assert gpus_of_slots(reader, NodeName("n1"), own) == by_index
+    assert gpus_of_slots(reader, NodeName("n1"), Slot(kind="gpu", index=0)) == by_index
+    gone = Slot(kind="gpu", index=0, gpu_uuid="GPU-7")
+    assert gpus_of_slots(reader, NodeName("n1"), gone) == {"n1-gpu1": a_reading(1)}
+    moved = Slot(kind="gpu", index=4, gpu_uuid="GPU-1")
+    assert gpus_of_slots(reader, NodeName("n1"), moved)[WorkerName("n1-gpu4")] == a_reading(1)
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from roles.devices import Reading
 from roles.leader import slot_problem
 from roles.status import WorkerStatus
 from tests.roles.test_leader import Bench, writer
-from tests.roles.worker_rig import TIMINGS, Rig, a_running_job
+from tests.roles.worker_rig import TIMINGS, WORKER, Rig, a_running_job
 
 GIB = 1 << 30
 BUSY = "its GPU is 40 % busy with somebody else's work"
@@ -115,6 +115,101 @@ def test_a_cpu_slot_waits_for_nothing(rig: Rig) -> None:
     rig.gpu = None
     end(rig, a_running_job(rig))
     assert is_claimed(rig, submit_next(rig))
+
+
+# --- a job of several GPUs
+
+
+OTHER = WorkerName("n1-cpu1")
+
+
+@pytest.fixture
+def wide(rig: Rig) -> Rig:
+    """The rig's worker leads; the node has a second slot, whose worker is not played."""
+    rig.steps()
+    rig.turn()
+    rig.world.ready(OTHER, e.Slot(kind="cpu", index=1), machine=rig.machine)
+    rig.world.turn()
+    rig.gpus[OTHER] = a_gpu(index=1)
+    return rig
+
+
+def submit_wide(rig: Rig) -> JobId:
+    job = rig.submit(slots=2)
+    assert rig.attempt(job).slots == (WORKER, OTHER)
+    rig.steps()
+    return job
+
+
+def test_a_job_of_two_gpus_is_not_started_while_somebody_else_uses_the_second(wide: Rig) -> None:
+    wide.gpus[OTHER] = a_gpu(index=1, percent=40)
+    job = submit_wide(wide)
+    wide.steps(2, every_ms=TIMINGS.gpu_release_ms)
+    assert not is_claimed(wide, job)
+    assert problem(wide) == f"n1-cpu1: {BUSY}"
+    wide.gpus[OTHER] = a_gpu(index=1)
+    wide.steps(2, every_ms=TIMINGS.respawn_ms)
+    assert (is_claimed(wide, job), problem(wide)) == (True, "")
+
+
+def test_the_next_job_waits_until_the_last_one_has_given_back_the_memory_of_all_its_gpus(
+    wide: Rig,
+) -> None:
+    job = submit_wide(wide)
+    wide.turn()
+    assert wide.disk.status.slots == (WORKER, OTHER)
+    wide.gpus[OTHER] = a_gpu(index=1, used_gib=70)
+    end(wide, job)
+    assert problem(wide) == ""
+    second = submit_wide(wide)
+    wide.steps(2, every_ms=TIMINGS.gpu_release_ms)
+    assert not is_claimed(wide, second)
+    text = "71680 MiB of its GPU's memory are in use after a job, and were 1024 MiB before it"
+    assert problem(wide) == f"n1-cpu1: {text}"
+    wide.gpus[OTHER] = a_gpu(index=1)
+    wide.steps(2, every_ms=TIMINGS.respawn_ms)
+    assert (is_claimed(wide, second), problem(wide)) == (True, "")
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_the_other_workers_know_what_a_job_of_several_gpus_has_to_give_back(
+    wide: Rig, is_adopted: bool
+) -> None:
+    job = submit_wide(wide)
+    wide.turn()
+    if is_adopted:
+        wide.kill()
+        wide.steps()
+    end(wide, job)
+    # Of an adopted job nobody saw what was in use before it.
+    expected = {} if is_adopted else {OTHER: GIB}
+    assert {k: v for k, v in wide.disk.memory_before.items() if k != WORKER} == expected
+
+
+def test_a_worker_waits_for_what_another_ones_job_left_on_its_gpu(rig: Rig) -> None:
+    rig.steps()
+    rig.turn()
+    rig.gpu = a_gpu(used_gib=70)
+    rig.disk.note_gpu_memory_before(WORKER, GIB)
+    job = submit_next(rig)
+    assert not is_claimed(rig, job)
+    rig.steps(2, every_ms=TIMINGS.gpu_release_ms)
+    assert problem(rig).startswith("71680 MiB of its GPU's memory are in use after a job")
+    rig.kill()
+    rig.steps(2)
+    assert not is_claimed(rig, job), "its next incarnation has forgotten it"
+    rig.gpu = a_gpu()
+    rig.steps(2, every_ms=TIMINGS.respawn_ms)
+    assert (is_claimed(rig, job), problem(rig)) == (True, "")
+    assert rig.disk.memory_before == {}
+
+
+def test_an_idle_worker_tells_of_memory_that_another_ones_job_left_on_its_gpu(rig: Rig) -> None:
+    rig.steps()
+    rig.gpu = a_gpu(used_gib=70)
+    rig.disk.note_gpu_memory_before(WORKER, GIB)
+    rig.steps(3, every_ms=TIMINGS.gpu_release_ms)
+    assert "71680 MiB" in problem(rig)
 
 
 # --- somebody else's use
@@ -273,10 +368,13 @@ def test_what_a_beat_says_against_a_slot(slot: e.SlotBeat, expected: str) -> Non
 
 
 class Statuses:
-    """A host on which every worker lives and runs nothing."""
+    """A host on which every worker lives, and runs nothing unless a test says so."""
+
+    def __init__(self, **statuses: WorkerStatus) -> None:
+        self._statuses = statuses
 
     def status(self, name: str) -> WorkerStatus:
-        return WorkerStatus()
+        return self._statuses.get(name.replace("-", "_"), WorkerStatus())
 
     def runs(self, name: str) -> bool:
         return True
@@ -307,3 +405,15 @@ def test_a_beat_carries_what_can_be_read_of_each_gpu_and_nothing_else(tmp_path: 
         "n1-gpu1": e.SlotBeat(alive=True, problem="NVML: GPU is lost", xid=79),
         "n1-gpu2": e.SlotBeat(alive=True, problem="GPU 2 cannot be seen"),
     }
+
+
+def test_a_beat_names_a_job_on_every_slot_that_it_uses(tmp_path: Path) -> None:
+    context = Bench(tmp_path).context()
+    names = [WorkerName(f"n1-gpu{index}") for index in (0, 1, 2)]
+    slots = {name: e.Slot(kind="gpu", index=index) for index, name in enumerate(names)}
+    readings = [a_gpu(index=index, percent=98) for index in (0, 1, 2)]
+    leads = WorkerStatus(running=("aaaaaaaa.1",), slots=(names[0], names[2]))
+    host = Statuses(n1_gpu0=leads)
+    made = node_beat(context, NodeName("n1"), "default", slots, host, readings)  # type: ignore[arg-type]
+    assert [made.slots[name].running for name in names] == ["aaaaaaaa.1", "", "aaaaaaaa.1"]
+    assert [slot_problem(made.slots[name]) == "" for name in names] == [True, False, True]

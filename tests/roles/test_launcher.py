@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from ledger.errors import ConflictError, RequestError
 from roles.launcher import JobDir, JobHandle, Launcher, LocalLauncher, Plan, RunnerInfo
-from roles.processes import Identity, boot_id, identity_of, is_alive
+from roles.processes import Identity, boot_id, identity_of, is_alive, signal_process
 from tests.roles.attempts import (
     DEADLINE_S,
     Attempts,
@@ -184,6 +185,45 @@ def test_the_log_of_a_dead_runner_is_made_whole(attempts: Attempts) -> None:
     job.reap_dead()
     mark = f"\n[gpuq: {len(written) - 1_000} bytes of this log left out here]\n".encode()
     assert job.final_log() == written[:500] + mark + written[-500:]
+
+
+# --- a folder that was deleted -------------------------------------------------------------
+
+
+def test_a_runner_whose_folder_was_deleted_ends_its_job(attempts: Attempts) -> None:
+    with a_bystander() as bystander:
+        job = attempts.start(
+            "bash", "-c", "trap '' TERM; setsid sleep 300 & echo escaped $!; echo leader $$; wait"
+        )
+        pids = named_pids(job, "escaped", "leader")
+        runner = job.runner()
+        assert job.plan() is not None
+        assert runner is not None
+        shutil.rmtree(job.path)
+        # Whoever saw the runner does not take its slot for free before it has gone.
+        wait_until(lambda: job.state() != "running", deadline_s=DEADLINE_S, what="its end")
+        assert not is_alive(runner)
+        assert [name for name, pid in pids.items() if runs(pid)] == []
+        assert job.state() == "absent"
+        assert job.reap_dead() == (set(), set())
+        assert runs(bystander.pid)
+
+
+def test_what_a_runner_leaves_that_dies_after_its_folder_was_deleted_is_killed(
+    attempts: Attempts,
+) -> None:
+    job = attempts.start("bash", "-c", "setsid sleep 300 & echo escaped $!; wait")
+    pids = named_pids(job, "escaped")
+    runner = job.runner()
+    assert job.plan() is not None
+    assert runner is not None
+    signal_process(runner, signal.SIGSTOP)
+    shutil.rmtree(job.path)
+    assert job.state() == "running"
+    kill_runner(job)
+    assert (job.state(), runs(pids["escaped"])) == ("absent", True)
+    assert {identity.pid for identity in job.reap_dead().gone} == {pids["escaped"]}
+    assert not runs(pids["escaped"])
 
 
 @pytest.mark.parametrize("another", ["start_ticks", "boot_id"])

@@ -331,6 +331,14 @@ def test_an_exclusive_job_lives_while_the_bucket_is_seen(attempts: Attempts) -> 
     assert finish(job).outcome == "exited"
 
 
+def test_silence_before_its_start_counts_against_an_exclusive_job(attempts: Attempts) -> None:
+    job = attempts.new()
+    job.prepare(a_plan(("sleep", "300"), exclusive_ms=60_000), None)
+    job.note_bucket_seen(boot_ms() - 59_500)
+    job.launch()
+    assert finish(job).outcome == "exclusive"
+
+
 # --- the log -----------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from ledger.clock import SystemClock
 from ledger.events import JobState
 from ledger.names import NodeName, WorkerName
 from ledger.stores import open_store
+from roles.worker import NOT_OFFERED
 from tests.e2e.cluster import PREFIX, Cluster, Place
 from tests.faults.proxy import FaultProxy, refuses
 from tests.servers import CREDENTIALS_ENV, Server
@@ -338,4 +339,40 @@ def test_drain_now_runs_the_job_elsewhere_and_outlives_the_supervisor(cluster: C
     (again,) = cluster.submit(cluster.script("b.sh"))
     cluster.wait_for_end(again)
     assert cluster.job(again).attempts[0].slots == ("n2-cpu0",)
+    cluster.verified()
+
+
+# --- fewer slots than before
+
+
+@pytest.mark.parametrize("dies", ["the worker too", "the supervisor alone"])
+def test_the_worker_of_a_slot_that_is_no_longer_offered_ends_its_job_and_leaves(
+    cluster: Cluster, dies: str
+) -> None:
+    cluster.serve("n1", 2)
+    withdrawn, kept = WorkerName("n1-cpu1"), WorkerName("n1-cpu0")
+    cluster.script("wide.sh", cluster.gate("end"), rc=5)
+    (wide,) = cluster.submit("--gpus", "2", "--worker", withdrawn, "wide.sh")
+    cluster.wait_for_state(wide, JobState.RUNNING)
+    assert cluster.job(wide).attempts[0].slots == (withdrawn, kept)
+    supervisor = cluster._supervisors.pop("n1")
+    supervisor.kill()
+    supervisor.wait()
+    if dies == "the worker too":
+        cluster.worker(withdrawn).kill()
+    cluster.start_node("n1", 1)
+    cluster.wait_until(
+        lambda: cluster.state().workers[withdrawn].retired == NOT_OFFERED,
+        deadline_s=END_S,
+        what="it has retired",
+    )
+    assert cluster.job(wide).state is JobState.RUNNING
+    assert cluster.state().workers[kept].occupant is not None
+    (following,) = cluster.submit(cluster.script("next.sh"))
+    cluster.open_gate("end")
+    cluster.wait_for_end(wide, following)
+    assert cluster.job(wide).attempts[0].rc == 5
+    assert cluster.job(following).attempts[0].slots == (kept,)
+    assert cluster.runs_of("wide.sh") == [(1, "begin"), (1, "end")]
+    cluster.drain()
     cluster.verified()

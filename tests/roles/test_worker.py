@@ -351,6 +351,52 @@ def test_an_adopted_attempt_whose_stop_was_ordered_is_stopped(rig: Rig) -> None:
     assert rig.local(job).stops == [("cancelled", TIMINGS.grace_ms)]
 
 
+def test_each_incarnation_counts_on_from_the_last_also_without_its_notes(rig: Rig) -> None:
+    for notes_are_lost in (False, False, True, False):
+        if notes_are_lost:
+            rig.disk.notes = None
+        rig.start()
+        rig.steps()
+        rig.turn()
+        rig.kill()
+        rig.clock.advance_ms(1_000)
+    assert [ready.incarnation for ready in rig.said(e.WorkerReady)] == [1, 2, 3, 4]
+
+
+def test_an_incarnation_that_nobody_has_heard_of_yet_is_counted(rig: Rig) -> None:
+    rig.effects.on_effect = outage("before put facts/")
+    rig.steps(2)
+    rig.kill()
+    rig.effects.on_effect = lambda number, what: None
+    rig.steps(2)
+    assert [ready.incarnation for ready in rig.said(e.WorkerReady)] == [1, 2]
+
+
+def test_an_adopted_attempt_keeps_the_grace_of_its_stop(rig: Rig) -> None:
+    job = a_running_job(rig)
+    rig.world.cancel(job, 600_000)
+    rig.turn()
+    rig.kill()
+    rig.start()
+    rig.effects.on_effect = outage(f"before get {message_key(WORKER, 1)}")
+    rig.steps()
+    assert rig.local(job).stops == [("cancelled", 600_000)]
+
+
+def test_a_second_cancel_reaches_the_runner_with_its_shorter_grace(rig: Rig) -> None:
+    job = a_running_job(rig)
+    for grace_ms in (600_000, 1_000):
+        rig.world.cancel(job, grace_ms)
+        rig.turn()
+        rig.clock.advance_ms(TIMINGS.mailbox_followed_ms)
+        rig.steps()
+    assert rig.local(job).stops == [("cancelled", 600_000), ("cancelled", 1_000)]
+    rig.local(job).finish(137, outcome="stopped")
+    rig.settle()
+    assert rig.job(job).state is JobState.CANCELLED
+    assert rig.attempt(job).rc == 137
+
+
 def test_the_job_that_ends_is_not_lost_again_before_the_leader_has_read_of_its_end(
     rig: Rig,
 ) -> None:

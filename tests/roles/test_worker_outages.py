@@ -8,7 +8,10 @@ from ledger import events as e
 from ledger.errors import TransientError
 from ledger.events import JobState
 from ledger.keys import JOURNAL, claim_key, log_key
-from tests.roles.worker_rig import TIMINGS, WORKER, Rig, a_running_job, mend, outage
+from ledger.names import WorkerName
+from roles.adoption import left_over
+from roles.worker import NOT_OFFERED
+from tests.roles.worker_rig import NODE, TIMINGS, WORKER, Rig, a_running_job, mend, outage
 
 
 @pytest.fixture
@@ -90,14 +93,38 @@ def test_an_outage_costs_one_request_per_pause(rig: Rig) -> None:
     assert 60_000 // 5_000 <= len(tried) <= 60_000 // 2_500 + 6
 
 
-def test_an_exclusive_job_learns_that_the_bucket_answers(rig: Rig) -> None:
+def test_an_exclusive_job_learns_when_the_bucket_last_heard_of_its_node(rig: Rig) -> None:
     job = a_running_job(rig, exclusive=True)
     rig.clock.advance_ms(TIMINGS.mailbox_alone_ms * 2)
     rig.steps()
     assert rig.local(job).bucket_seen[-1] == rig.clock.boot_ms()
+    rig.disk.beats, rig.disk.silent_since_ms = False, rig.clock.boot_ms()
+    # The worker beats itself, as soon as it is clear that its supervisor does not.
+    rig.steps(30, every_ms=TIMINGS.beat_ms // 10)
+    heard_ms = rig.local(job).bucket_seen[-1]
+    assert heard_ms > rig.disk.silent_since_ms + 2 * TIMINGS.beat_ms
+    # What can be read of the bucket says nothing of what the leader hears.
+    rig.effects.on_effect = outage("before put beats/")
+    rig.steps(300, every_ms=TIMINGS.beat_ms // 10)
+    seen = rig.local(job).bucket_seen
+    assert seen[-1] == heard_ms
+    assert len(seen) == len(set(seen)), "it is written where it has changed"
     plan = rig.local(job).plan()
     assert plan is not None
     assert plan.exclusive_ms == TIMINGS.exclusive_ms
+
+
+def test_silence_before_its_start_counts_against_an_exclusive_job(rig: Rig) -> None:
+    rig.steps()
+    rig.turn()
+    rig.disk.beats = False
+    ready_ms = rig.clock.boot_ms()
+    rig.clock.advance_ms(TIMINGS.beat_ms)
+    job = rig.submit(exclusive=True)
+    rig.effects.on_effect = outage("before put facts/")
+    rig.steps()
+    assert rig.local(job).state() == "running"
+    assert rig.local(job).bucket_seen == [ready_ms]
 
 
 # --- retirement
@@ -186,3 +213,54 @@ def test_nothing_below_the_journal_is_asked_for_after_the_start(rig: Rig) -> Non
     rig.steps(50, every_ms=500)
     assert asked
     assert not [what for what in asked if JOURNAL in what]
+
+
+# --- a slot that is no longer offered
+
+
+def test_the_worker_of_a_withdrawn_slot_ends_what_is_underway_and_leaves(rig: Rig) -> None:
+    job = a_running_job(rig)
+    rig.kill()
+    rig.start(leaving=True)
+    rig.steps(2)
+    rig.turn()
+    worker = rig.world.state.workers[WORKER]
+    assert (worker.retired, worker.occupant) == (NOT_OFFERED, e.AttemptRef(job, 1))
+    other = rig.submit()
+    rig.local(job).finish(6)
+    assert [rig.step() for _ in range(2)][-1] is None
+    rig.turn()
+    assert (rig.job(job).state, rig.attempt(job).rc) == (JobState.FAILED, 6)
+    assert rig.job(other).state is JobState.PENDING
+
+
+def test_the_worker_of_a_withdrawn_slot_tells_of_what_is_no_longer_there(rig: Rig) -> None:
+    job = a_running_job(rig)
+    rig.kill()
+    rig.disk.attempts.clear()
+    rig.start(leaving=True)
+    assert rig.step() is None
+    rig.turn()
+    assert rig.job(job).state is JobState.NODE_FAIL
+    assert rig.world.state.workers[WORKER].occupant is None
+
+
+# --- which slots those are
+
+
+def withdrawn(rig: Rig, *offered: str, machine: str = "m1") -> set[str]:
+    names = [WorkerName(name) for name in offered]
+    return set(left_over(rig.world.state, NODE, machine, names))
+
+
+def test_a_withdrawn_slot_is_left_over_until_it_has_retired_and_leads_nothing(rig: Rig) -> None:
+    job = a_running_job(rig)
+    assert withdrawn(rig, WORKER) == set()
+    assert withdrawn(rig) == {WORKER}
+    assert withdrawn(rig, machine="m2") == set()
+    rig.world.retire(WORKER)
+    rig.turn()
+    assert withdrawn(rig) == {WORKER}
+    rig.world.finish(job)
+    rig.turn()
+    assert withdrawn(rig) == set()

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from ledger.errors import LedgerError, RequestError
+from ledger.names import WorkerName
 from ledger.timings import Timings
 from roles.processes import Identity
 from roles.status import WorkerStatus, read_status
@@ -31,6 +32,20 @@ def test_notes_are_read_as_they_were_written(tmp_path: Path) -> None:
     notes = Notes(cursor=3, reported=["aaaaaaaa.1"], logs={"aaaaaaab.1": LogNote(2, 5, 9)})
     files.write_notes(notes)
     assert workspace(tmp_path).read_notes() == notes
+
+
+def test_what_a_gpu_has_to_give_back_is_known_to_all_workers_of_the_machine(tmp_path: Path) -> None:
+    other = WorkerName("n1-gpu1")
+    ours, theirs = (
+        workspace(tmp_path),
+        LocalWorkspace(context_of(tmp_path / "store", tmp_path, Timings()), NODE, other),
+    )
+    assert theirs.gpu_memory_before(other) is None
+    ours.note_gpu_memory_before(other, 1 << 30)
+    assert theirs.gpu_memory_before(other) == 1 << 30
+    theirs.note_gpu_memory_before(other, None)
+    assert ours.gpu_memory_before(other) is None
+    theirs.note_gpu_memory_before(other, None)
 
 
 def test_damaged_notes_are_refused(tmp_path: Path) -> None:

@@ -204,6 +204,10 @@ class Disk:
         self.executed: Counter[str] = Counter()
         self.runs_ms = 1 << 40
         self.followed = False
+        self.beats = True
+        """Whether its supervisor does; else it was heard last at ``silent_since_ms``."""
+        self.silent_since_ms: int | None = None
+        self.memory_before: dict[WorkerName, int] = {}
         self.unkillable: set[Identity] = set()
 
     # -- Launcher
@@ -234,11 +238,22 @@ class Disk:
     def write_status(self, status: WorkerStatus) -> None:
         self.status = status
 
+    def gpu_memory_before(self, worker: WorkerName) -> int | None:
+        return self.memory_before.get(worker)
+
+    def note_gpu_memory_before(self, worker: WorkerName, used_bytes: int | None) -> None:
+        self.memory_before.pop(worker, None)
+        if used_bytes is not None:
+            self.memory_before[worker] = used_bytes
+
     def is_followed(self) -> bool:
         return self.followed
 
     def is_supervised(self) -> bool:
         return True
+
+    def last_beat_ms(self) -> int | None:
+        return self.clock.boot_ms() if self.beats else self.silent_since_ms
 
     def free_port(self) -> int:
         return 29_500
@@ -334,14 +349,14 @@ class Rig(PlayedLeader):
         self.bucket = MemoryStore(self.clock)
         self.disk = Disk(self.clock, self.effects)
         self.worker: Worker | None = None
-        self.gpu: Reading | None = None
-        """What the slot's GPU says now."""
+        self.gpus: dict[WorkerName, Reading] = {}
+        """What the GPUs of the node say now, by slot."""
         self.deaths = 0
         self._rng = random.Random(1)
         self.workers_view = RigStore(self.bucket, self.effects)
         super().__init__(self.bucket, "m1", self.clock.wall_ms)
 
-    def start(self) -> Worker:
+    def start(self, *, leaving: bool = False) -> Worker:
         """A new incarnation begins on the same machine."""
         context = Context(
             store=self.workers_view,
@@ -359,15 +374,27 @@ class Rig(PlayedLeader):
             pool="default",
             slot=e.Slot(kind="cpu", index=0),
             job_base=JobBase(boot_id=BOOT_ID, env={"PATH": "/bin", "HOME": "/root"}),
+            leaving=leaving,
         )
         parts = WorkerParts(
             launcher=self.disk,
             spools=self.disk.spools,
             workspace=self.disk,
-            read_gpu=lambda: self.gpu,
+            read_gpus=lambda: self.gpus,
         )
         self.worker = Worker(context, options, parts)
         return self.worker
+
+    @property
+    def gpu(self) -> Reading | None:
+        """What the slot's GPU says now."""
+        return self.gpus.get(WORKER)
+
+    @gpu.setter
+    def gpu(self, reading: Reading | None) -> None:
+        self.gpus.pop(WORKER, None)
+        if reading is not None:
+            self.gpus[WORKER] = reading
 
     def kill(self) -> None:
         """kill -9: the disk and the running jobs stay."""

@@ -72,6 +72,7 @@ class Processes:
                 pool="default",
                 slot=process.slot,
                 running=adopted,
+                incarnation=process.incarnation + 1,
             ),
         )
 

@@ -6,6 +6,7 @@ a job can start or end between the look and that page.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -47,6 +48,18 @@ def cancel(
             grace_ms=grace_ms,
         )
         print(line_of(view, job_id, _cancel_one(client, view, fact)))
+
+
+def cancelled() -> None:
+    """Exit with 0 if this job is to end (cancel, deadline, yield), else with 1.
+
+    For programs that look between two batches or calls, inside a job.
+    """
+    flag = os.environ.get("GPUQ_CANCEL")
+    if not flag:
+        raise RequestError("GPUQ_CANCEL is not set: this asks from inside a job")
+    if not os.path.exists(flag):
+        raise typer.Exit(1)
 
 
 def hold(context: typer.Context, jobs: Jobs, *, reason: Reason = "") -> None:

@@ -139,6 +139,12 @@ _add(
     short="End jobs that wait or run.",
     examples=["gpuq cancel train --reason 'wrong data'"],
 )
+_add(
+    cancel.cancelled,
+    "cancelled",
+    short="Inside a job: whether it is to end.",
+    examples=["gpuq cancelled && exit 75"],
+)
 _add(cancel.hold, "hold", short="Keep waiting jobs from starting.", examples=["gpuq hold train"])
 _add(cancel.release, "release", short="Let held jobs go on.", examples=["gpuq release train"])
 _add(nodes.nodes, "nodes", short="Show nodes, workers and GPUs.", examples=["gpuq nodes --all"])

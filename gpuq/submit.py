@@ -112,6 +112,9 @@ def submit(
     idempotent: Annotated[
         bool, typer.Option("--idempotent", help="May run again after its node was lost.")
     ] = False,
+    resumable: Annotated[
+        bool, typer.Option("--resumable", help="Saves at TERM, exits with 75, and goes on later.")
+    ] = False,
     exclusive: Annotated[
         bool, typer.Option("--exclusive", help="Ends itself before a rerun can overlap.")
     ] = False,
@@ -152,7 +155,8 @@ def submit(
         raise RequestError("--key names one job: submit these scripts one by one")
     template = _template(
         gpus=gpus, gpu_mem=gpu_mem, time=time, estimate=estimate, worker=worker, chdir=chdir,
-        env=env or [], hold=hold, idempotent=idempotent, exclusive=exclusive, grace=grace,
+        env=env or [], hold=hold, idempotent=idempotent, resumable=resumable,
+        exclusive=exclusive, grace=grace,
         signal=signal, retries=retries, retry_on=retry_on, requests=requests,
         input_tokens=input_tokens, max_output_tokens=max_output_tokens,
     )  # fmt: skip
@@ -201,6 +205,7 @@ def _template(
     env: Sequence[str],
     hold: bool,
     idempotent: bool,
+    resumable: bool,
     exclusive: bool,
     grace: str,
     signal: str,
@@ -230,6 +235,7 @@ def _template(
         estimate_ms=parse_duration(estimate) if estimate is not None else 0,
         worker=_worker(worker),
         idempotent=idempotent,
+        resumable=resumable,
         exclusive=exclusive,
         held=hold,
         grace_ms=parse_duration(grace) if grace else 0,

@@ -55,6 +55,7 @@ def plan_of(
     """The plan of an attempt whose claim is about to be put for the first time."""
     spec, timings = message.job, context.timings
     boot_ms = context.clock.boot_ms()
+    epoch_offset_ms = context.store.clock_ms() - boot_ms
     env = {"MASTER_PORT": str(free_port), **_environment(message, handle, base)}
     return Plan(
         job=spec.id,
@@ -65,6 +66,7 @@ def plan_of(
         cwd=spec.cwd or env.get("HOME", "/"),
         env=env,
         time_limit_ms=spec.time_limit_ms or None,
+        deadline_boot_ms=spec.deadline_at - epoch_offset_ms if spec.deadline_at else None,
         grace_ms=spec.grace_ms or timings.grace_ms,
         signal=spec.signal or "TERM",
         lead_ms=spec.lead_ms,
@@ -72,7 +74,7 @@ def plan_of(
         claim_boot_ms=boot_ms,
         start_within_ms=timings.start_within_ms,
         exclusive_ms=timings.exclusive_ms if spec.exclusive else None,
-        epoch_offset_ms=context.store.clock_ms() - boot_ms,
+        epoch_offset_ms=epoch_offset_ms,
     )
 
 

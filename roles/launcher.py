@@ -55,7 +55,9 @@ certainly not executed. ``running``: its runner lives. ``ended``: there is a res
 the attempt is ``running`` as long as a runner lives that this handle has seen, then ``absent``;
 ``reap_dead`` is due if it knows a ``leader``."""
 
-Outcome = Literal["exited", "timeout", "stopped", "exclusive", "not_started", "failed_to_start"]
+Outcome = Literal[
+    "exited", "timeout", "deadline", "stopped", "exclusive", "not_started", "failed_to_start"
+]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +75,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The whole environment, but for ``GPUQ_TOKEN`` and ``GPUQ_CANCEL``."""
     umask: int | None = None
     time_limit_ms: int | None = None
+    deadline_boot_ms: int | None = None
+    """When its result is no longer wanted; on the clock of ``claim_boot_ms``."""
     grace_ms: int = _DEFAULTS.grace_ms
     signal: str = "TERM"
     """Sent to the job's leader ``lead_ms`` before its time limit."""

@@ -198,6 +198,8 @@ class Attempt:
         self._look_for_stop()
         if self._told_to_end:
             self._end("stopped", "the runner was told to end (SIGTERM)", plan["grace_ms"])
+        if plan["deadline_boot_ms"] is not None and now_ms >= plan["deadline_boot_ms"]:
+            self._end("deadline", "its deadline has passed", plan["grace_ms"])
         if plan["time_limit_ms"] is not None:
             limit_at_ms = self._started_ms + plan["time_limit_ms"]
             if now_ms >= limit_at_ms:
@@ -265,10 +267,16 @@ class Attempt:
                 self._poll.unregister(output)
 
     def _ms_to_limit(self) -> int:
-        if self._ending or self._plan["time_limit_ms"] is None:
+        """Until its time limit, what comes before that, or its deadline."""
+        plan, ends_ms = self._plan, [boot_ms() + TICK_MS]
+        if self._ending:
             return TICK_MS
-        lead_ms = 0 if self._lead_given else int(self._plan["lead_ms"])
-        return int(self._plan["time_limit_ms"]) - lead_ms + self._started_ms - boot_ms()
+        if plan["deadline_boot_ms"] is not None:
+            ends_ms.append(int(plan["deadline_boot_ms"]))
+        if plan["time_limit_ms"] is not None:
+            lead_ms = 0 if self._lead_given else int(plan["lead_ms"])
+            ends_ms.append(self._started_ms + int(plan["time_limit_ms"]) - lead_ms)
+        return min(ends_ms) - boot_ms()
 
     # --- when it has ended
 

@@ -321,6 +321,8 @@ class Service:
             attempt.lose("a former incarnation claimed it", ran=not claiming.never_ran)
         elif claiming.is_late:
             attempt.lose("too much time passed until its claim was settled", ran=False)
+        elif 0 < claiming.message.job.deadline_at <= self._context.store.clock_ms():
+            attempt.lose("its deadline passed before it began", ran=False)
         elif stopped or self._retiring:
             attempt.lose(stopped or self._retiring, ran=False)
         elif claiming.unfit:

@@ -13,6 +13,7 @@ from ledger.events import AttemptFinished, AttemptLost, AttemptRef
 from ledger.keys import attempt_name
 from ledger.names import WorkerName
 from roles.context import Context
+from roles.jobreport import read_report
 from roles.launcher import JobHandle, RunResult
 from roles.logship import LogShipper
 from roles.processes import Identity
@@ -140,6 +141,7 @@ class WatchedAttempt:
             ended_at=result.ended_at_ms,
             reason=_reason(result),
             log_bytes=result.log_bytes,
+            report=read_report(self.handle.report_path),
         )
 
 

@@ -302,6 +302,20 @@ def test_the_time_limit_ends_a_job_that_ignores_term(attempts: Attempts) -> None
     assert result.ended_at_ms - result.started_at_ms >= 2_300
 
 
+def test_the_deadline_ends_a_job_before_its_limit(attempts: Attempts) -> None:
+    result = attempts.run(
+        "bash",
+        "-c",
+        "trap 'ls \"$GPUQ_CANCEL\" && exit 3' TERM; sleep 300 & wait",
+        time_limit_ms=100_000,
+        deadline_boot_ms=boot_ms() + 2_000,
+        grace_ms=30_000,
+    )
+    assert (result.outcome, result.rc, result.reason) == (
+        "deadline", 3, "its deadline has passed",
+    )  # fmt: skip
+
+
 def test_a_job_can_save_its_work_before_the_limit(attempts: Attempts) -> None:
     job = attempts.start(
         "bash",

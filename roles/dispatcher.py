@@ -56,6 +56,11 @@ class Dispatcher:
     def leads(self) -> bool:
         return self._leader is not None
 
+    @property
+    def has_read(self) -> bool:
+        """Whether it knows how old the journal is by its own clock."""
+        return self._page_ms is not None
+
     def run(self) -> None:
         """Follow and lead until ``stopping``. Raises LedgerError where an operator is needed."""
         while not self._stopping():

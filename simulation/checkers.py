@@ -76,6 +76,9 @@ class Truth:
         self._newest_at = 0
         self._page_ms = bucket.hub.now_ms
         self._leader: tuple[int, str] = (0, "")
+        self._elected_ms = 0
+        self._assigned: dict[tuple[str, int], tuple[int, int]] = {}
+        """By attempt: when it was assigned, and when that leader had begun to lead (true time)."""
         self.wiped: set[str] = set()
         """Machines that lost a disk."""
         self.breaches: list[str] = []
@@ -110,6 +113,7 @@ class Truth:
         self._page_ms = self._bucket.hub.now_ms
         if elects and page.epoch == self._leader[0] + 1:
             self._leader = (page.epoch, page.leader)
+            self._elected_ms = self._bucket.hub.now_ms
         if (page.epoch, page.leader) != self._leader:
             return
         for decision in page.decisions:
@@ -117,6 +121,8 @@ class Truth:
                 self.declared_lost.add((decision.job, decision.attempt))
             elif isinstance(decision, e.AttemptAssigned):
                 self._slots[(decision.job, decision.attempt)] = decision.slots
+                moments = (self._bucket.hub.now_ms, self._elected_ms)
+                self._assigned[(decision.job, decision.attempt)] = moments
                 self._check_slots(decision)
         for seen in page.seen:
             if isinstance(seen, e.NodeSeen) and seen.liveness is e.Liveness.GONE:
@@ -260,11 +266,12 @@ class Truth:
                 raise Breach(f"job {job_id} is COMPLETED with rc {job.last.rc}")
 
     def _check_cancel(self, state: State, job_id: JobId, at_ms: int) -> None:
-        """No job is assigned long after its cancel was acknowledged."""
+        """No job is assigned long after its cancel was acknowledged, and somebody led."""
         job = state.jobs.get(job_id)
         if job is None or job.cancel is not None or job.last is None or job_id in self.retried:
             return
-        if job.last.assigned_at > at_ms + LIST_LATE_MAX_MS + 20_000:
+        assigned_ms, elected_ms = self._assigned[(job_id, job.last.number)]
+        if assigned_ms > max(at_ms, elected_ms) + LIST_LATE_MAX_MS + 20_000:
             raise Breach(f"the cancel of {job_id} was acknowledged and had no effect")
 
     def _check_run(self, state: State, run: Run, disks: dict[str, int]) -> None:

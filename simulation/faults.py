@@ -121,6 +121,8 @@ class World:
         self._strikes = random.Random(self.rng.getrandbits(64))
         self._operators = random.Random(f"operators {seed}")
         self._refits = random.Random(f"refits {seed}")
+        self._dispatchers: dict[str, Dispatcher] = {}
+        """By machine, the newest."""
         self._withdrawn: dict[str, WorkerName] = {}
         """By machine, the slot that it was restarted without."""
         self.bucket.watchers.append(self._strike)
@@ -196,7 +198,9 @@ class World:
         )
 
     def _dispatch(self, machine: Machine) -> None:
-        Dispatcher(self.context(machine), NodeName(machine.name), Quiet()).run()
+        dispatcher = Dispatcher(self.context(machine), NodeName(machine.name), Quiet())
+        self._dispatchers[machine.name] = dispatcher
+        dispatcher.run()
 
     def _supervise(self, machine: Machine, slots: dict[WorkerName, e.Slot]) -> None:
         withdrawn = self._withdrawn.get(machine.name)
@@ -430,7 +434,8 @@ class World:
         self.played["clock step"] += 1
         machine.store_error_ms = self.rng.choice((85_000, -85_000))
         for name, process in machine.processes.items():
-            if name == DISPATCHER and not process.ended:
+            known = self._dispatchers.get(machine.name)
+            if name == DISPATCHER and not process.ended and known is not None and known.has_read:
                 self.truth.knows_better.add(process)
 
     def _freeze_all(self) -> None:

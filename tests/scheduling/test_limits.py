@@ -78,6 +78,34 @@ def test_a_flow_at_its_limit_is_skipped_and_others_start_at_once(
     assert made.job(jobs[2]).state is JobState.ASSIGNED
 
 
+def test_the_time_under_a_limit_earns_the_credit_of_one_job_only() -> None:
+    """Weight 1, next job of 1 s: freed at most 1,000 slot-ms behind the level, in its units."""
+    made = world(OF_A[0], slots=5)
+    jobs = [made.submit("a") for _ in range(3)]
+    made.turn()
+    freed = [d for d in end(made, jobs[0]) if isinstance(d, e.FlowFreed)]
+    assert [(d.flow, d.credit) for d in freed] == [("a/batch/default", 1_000 * 1_000_000)]
+
+
+def test_what_is_lost_does_not_hold_its_owners_limit() -> None:
+    """A dead node would else keep the organization from running anything."""
+    made = World(OF_A[0])
+    made.node_up("n1", 2)
+    made.turn()
+    for _ in range(2):
+        made.submit("a")
+    made.turn()
+    for job in made.assigned():
+        made.start(job)
+    made.node_up("n2", 1)
+    waits = made.submit("a")
+    made.turn()
+    assert made.job(waits).state is JobState.PENDING
+    made.node_is("n1", e.Liveness.GONE)
+    made.turn()
+    assert made.job(waits).state is JobState.ASSIGNED
+
+
 def test_a_class_limit_counts_all_organizations_and_leaves_the_other_classes_their_slots() -> None:
     """``batch`` may have 3 of 4 slots: an interactive request never waits for all of them."""
     policy = Policy(

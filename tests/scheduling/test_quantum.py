@@ -103,6 +103,7 @@ def test_one_at_a_time() -> None:
     for _ in range(2):
         made.submit("c")
     assert stops(made.turn(after_ms=QUANTUM_MS)) == [(jobs[0], e.YIELDED)]
+    made.submit("d")
     assert stops(made.turn(after_ms=1_000)) == []
     made.finish(jobs[0], rc=e.YIELD_RC, outcome="stopped")
     assert stops(made.turn()) == [(jobs[1], e.YIELDED)]

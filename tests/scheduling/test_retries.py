@@ -80,6 +80,18 @@ def test_it_comes_back_later_and_behind_all_that_wait() -> None:
     assert 5_000 <= retried(fail(made, job))[0].until - made.at <= 10_000
 
 
+def test_who_waited_when_it_failed_goes_first_also_after_the_delay() -> None:
+    made = world()
+    job = made.submit("a", retries=1)
+    made.turn()
+    waited = [made.submit("a") for _ in range(2)]
+    fail(made, job)
+    made.turn(after_ms=10_000)
+    assert made.job(job).state is JobState.PENDING
+    fail(made, waited[0], rc=0)
+    assert made.job(waited[1]).state is JobState.ASSIGNED
+
+
 def test_the_pool_has_the_last_word_on_the_number_of_attempts() -> None:
     """3 retries asked for, 2 attempts allowed: one retry."""
     made = world(RetryRule(attempts_max=2))

@@ -85,6 +85,8 @@ class Supervisor:
         self._next_beat_ms = 0
         self._said = ""
         self._draining = False
+        self._order = signal.SIGTERM
+        """What a draining node tells its workers."""
         self._was_idle = False
         self._waits_for_name = False
         self._leaving: dict[WorkerName, Slot] = {}
@@ -145,13 +147,13 @@ class Supervisor:
 
     def drain(self) -> None:
         """Let running jobs end, start nothing more, then return from ``run``."""
-        self._draining = True
-        self._signal_workers(signal.SIGTERM)
+        self._draining, self._order = True, signal.SIGTERM
+        self._signal_workers(self._order)
 
     def stop_jobs(self) -> None:
         """As ``drain``, and stop what runs (TERM, grace, KILL)."""
-        self._draining = True
-        self._signal_workers(signal.SIGUSR2)
+        self._draining, self._order = True, signal.SIGUSR2
+        self._signal_workers(self._order)
 
     def _end_if_idle(self) -> None:
         idleness = self._options.idleness
@@ -174,6 +176,9 @@ class Supervisor:
         if not self._host.runs(name) and respawn.is_due(now_ms):
             self._host.start(name, leaving)
             respawn.started(now_ms)
+            if self._draining and name != DISPATCHER:
+                # A signal handler ordered so meanwhile, when nobody knew the new process.
+                self._host.signal(name, self._order)
 
     def _find_leaving(self) -> None:
         """Slots that this node no longer offers: one that still serves has to be told so."""

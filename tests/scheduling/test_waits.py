@@ -186,15 +186,12 @@ def test_a_block_is_known_from_its_page_on() -> None:
     assert follow(world, job).blocked_since(world.job(job).placed.flow) == START_MS + SECOND_MS
 
 
+HAPPENINGS = (
+    "submit", "submit", "submit held", "start", "end", "fail", "cancel", "release", "hold",
+    "lose", "retry", "stale", "fresh", "elect", "limit", "no limit", "nothing",
+)  # fmt: skip
 steps = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["submit", "submit", "submit held", "start", "end", "fail", "cancel", "release"]
-            + ["hold", "lose", "retry", "stale", "fresh", "elect", "limit", "no limit", "nothing"]
-        ),
-        st.integers(0, 9),
-        st.integers(0, 5_000),
-    ),
+    st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 9), st.integers(0, 5_000)),
     min_size=5,
     max_size=60,
 )

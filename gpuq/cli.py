@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuq import cancel, init, logs, nodes, operate, policy, run, status, submit
+from gpuq import cancel, init, logs, nodes, operate, policy, run, status, submit, why
 from gpuq.config import Invocation, StoreFlags
 from gpuq.render import epilog
 from gpuq.replay import replay_app
@@ -118,6 +118,12 @@ _add(
     "status",
     short="Show what runs, waits (and why) and ended.",
     examples=["gpuq status", "gpuq status --watch", "gpuq status last"],
+)
+_add(
+    why.why,
+    "why",
+    short="Say why a job waits, or waited.",
+    examples=["gpuq why last", "gpuq why train --at 2h"],
 )
 _add(
     logs.logs,

@@ -38,7 +38,7 @@ class Shown:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._explainer = Explainer(view.projection)
+        self._explainer = Explainer(view.projection, view.now_ms)
 
     def why(self, job: Job) -> str:
         """Why the job waits, stops or ended as it did; empty where nothing needs saying."""
@@ -52,6 +52,10 @@ class Shown:
             return job.reason
         return "cancel requested" if job.cancel is not None else ""
 
+    def is_overdue(self, job: Job) -> bool:
+        """Whether it waits for longer than the policy finds right."""
+        return self._explainer.is_overdue(job)
+
     def where_or_why(self, job: Job) -> str:
         """The last column: the lead worker of its attempt, then the reason."""
         where = workers_of(job)
@@ -61,6 +65,8 @@ class Shown:
             f"(attempt {len(job.attempts)})" if where and len(job.attempts) > 1 else "",
         ]
         place, why = " ".join(part for part in parts if part), self.why(job)
+        if self.is_overdue(job):
+            why = f"overdue; {why}"
         return f"{place}: {why}" if place and why else place or why
 
     def open_row(self, job: Job) -> tuple[str, ...]:
@@ -112,6 +118,7 @@ class Shown:
             ("name", spec.name),
             ("state", job.state.value),
             ("why", self.why(job)),
+            ("overdue", self._overdue(job)),
             ("flow", job.placed.flow),
             ("slots", f"{spec.slots} {spec.gpu_type}".strip()),
             ("gpu memory", size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""),
@@ -131,6 +138,13 @@ class Shown:
             ("other submits", self._conflicts(job)),
         ]
         return [(name, value) for name, value in facts if value]
+
+    def _overdue(self, job: Job) -> str:
+        if not self.is_overdue(job):
+            return ""
+        target_ms = self._view.state.policy.wait_target_ms(job.placed.flow)
+        waited_ms = self._view.now_ms - job.submitted_at
+        return f"{short_duration(waited_ms)} of at most {short_duration(target_ms)}"
 
     def _conflicts(self, job: Job) -> str:
         count = job.conflicting_submits
@@ -165,6 +179,7 @@ class Shown:
             "gpu_memory_bytes": spec.gpu_memory_bytes,
             "state": job.state.value,
             "why": self.why(job),
+            "overdue": self.is_overdue(job),
             "posted": job.id not in self._view.unposted,
             "workers": list(workers_of(job)),
             "attempt": len(job.attempts),

@@ -1,7 +1,8 @@
 """Why a queued job waits, in one phrase, from the projection alone.
 
-Owns the words; the reasons are the scheduler's own (``scheduling.placement``): what no slot
-offers, what is taken, and whose turn it is. Pure, and never a promise of when.
+Owns the words; the reasons are the scheduler's own (``scheduling.placement``,
+``scheduling.headroom``): what no slot offers, which limit is full, what is taken, and whose
+turn it is. Pure, and never a promise of when.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from ledger.events import JobState
 from ledger.names import FlowId, JobId, WorkerName
 from ledger.projection import Projection
-from ledger.state import Job, Worker
+from ledger.state import Job, State, Worker
+from scheduling.headroom import Headroom
 from scheduling.placement import Fleet, Shape, trouble
 from scheduling.queues import Waiting
 
@@ -17,22 +19,38 @@ from scheduling.queues import Waiting
 class Explainer:
     """Reads one projection, which must not change meanwhile.
 
+    ``now_ms``: from when on time is counted that is still to pass; else from the newest page.
     Making one is O(workers + waiting jobs * log n); ``why`` is O(workers of the pool).
     """
 
-    def __init__(self, projection: Projection) -> None:
+    def __init__(self, projection: Projection, now_ms: int | None = None) -> None:
         self._state = projection.state
+        self._now_ms = projection.state.at if now_ms is None else now_ms
         self._fleet = Fleet(projection.state)
+        self._headroom = Headroom(projection, self._fleet)
         self._places = _places(projection)
 
     def why(self, job: Job) -> str:
         """Why a PENDING or HELD job waits; empty for any other."""
         if job.state is JobState.HELD:
-            return job.reason or "held"
+            return self._held(job)
         if job.state is not JobState.PENDING:
             return ""
         reason = self._waits_for(job)
         return f"{reason} (again: {job.reason})" if job.reason else reason
+
+    def is_overdue(self, job: Job) -> bool:
+        """Whether it waits for its first start for longer than the policy finds right."""
+        target_ms = self._state.policy.wait_target_ms(job.placed.flow)
+        waited_ms = self._now_ms - job.submitted_at
+        return job.state.queued and not job.attempts and 0 < target_ms < waited_ms
+
+    def _held(self, job: Job) -> str:
+        if not job.wakes_at:
+            return job.reason or "held"
+        left_ms = job.wakes_at - self._now_ms
+        when = f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
+        return f"{job.reason} {when}"
 
     def _waits_for(self, job: Job) -> str:
         spec, shape = job.placed, Shape.of(job.placed)
@@ -42,8 +60,15 @@ class Explainer:
         if reservation is not None and reservation.job == job.id:
             return f"slots of {reservation.node} are kept for it until {spec.slots} are free"
         ahead = self._places.get(job.id, 0)
-        if ahead:
-            return f"{ahead} before it in {spec.organization}/{spec.workload_class}"
+        flow = self._state.flows[spec.flow]
+        before = f"{ahead} before it in {spec.organization}/{spec.workload_class}" if ahead else ""
+        if flow.limit:
+            return "; ".join(part for part in (before, flow.blocked) if part)
+        if before:
+            return before
+        hold = self._headroom.hold(job)
+        if hold is not None:
+            return f"next of its flow; {hold.reason}"
         if self._fleet.find(spec.pool, shape, lambda bank: True) is not None:
             return "next of its flow; starts when its flow's turn comes"
         if spec.worker:
@@ -92,3 +117,15 @@ def _places(projection: Projection) -> dict[JobId, int]:
         for queue in queues.values()
         for place, waiting in enumerate(sorted(queue))
     }
+
+
+def jobs_ahead(state: State, job: Job) -> int:
+    """How many jobs of its flow go before one waiting job, as ``Explainer`` counts. O(jobs)."""
+    spec, place = job.placed, Waiting.of(job)
+    return sum(
+        1
+        for other in state.jobs.values()
+        if other.state is JobState.PENDING
+        and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
+        and Waiting.of(other) < place
+    )

@@ -85,11 +85,15 @@ def test_every_json_key_is_there(gpuq: Gpuq, fleet: Fleet, words: set[str]) -> N
     fleet.post()
     fleet.start(job)
     fleet.post()
+    gpuq("submit", "-q", "--name", "waits", "--", "a")
+    fleet.post()
     shown = [
         gpuq(*args).json
         for args in (
             ["status", "--json"],
             ["status", "--json", job],
+            ["why", "--json", job],
+            ["why", "--json", "waits"],
             ["nodes", "--json"],
             ["submit", "--json", "--", "b"],
             ["doctor", "--json"],

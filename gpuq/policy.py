@@ -6,19 +6,28 @@ fact; the text as it was written is kept as a blob beside it.
 
 from __future__ import annotations
 
+from difflib import unified_diff
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import msgspec
 import typer
+from msgspec.structs import astuple
 
-from gpuq.client import open_client
+from gpuq.client import Client, open_client
+from gpuq.history import pages_after, parse_moment, state_before
 from gpuq.render import epilog, local_time, print_json, printable, say
-from gpuq.view import read_view
+from gpuq.view import View, read_view
+from ledger.decisions import JobAdmitted, JobExpired, JobRejected
 from ledger.errors import RequestError
-from ledger.events import PolicyApplied
-from ledger.policy import Policy
+from ledger.events import PolicyApplied, encode
+from ledger.policy import Policy, Standing
+from ledger.projection import Projection
+from ledger.state import Job, State
 from ledger.writer import put_blob
+from scheduling.admission import verdict_on
+from scheduling.agreement import agreement, pool_terms
 from scheduling.policy_file import parse_policy
 from scheduling.policy_text import format_policy
 
@@ -45,22 +54,82 @@ def apply(context: typer.Context, file: File) -> None:
     print(f"applied: {_summary(policy)}")
 
 
-@app.command(epilog=epilog("gpuq policy check team.toml"))
-def check(file: File) -> None:
+@app.command(epilog=epilog("gpuq policy check team.toml --against-ledger"))
+def check(
+    context: typer.Context,
+    file: File,
+    *,
+    against_ledger: Annotated[
+        bool, typer.Option("--against-ledger", help="Ask it about all jobs that wait.")
+    ] = False,
+) -> None:
     """Say whether FILE is a policy; nothing is written."""
-    print(f"ok: {_summary(parse_policy(_read(file), source=printable(file)))}")
+    policy = parse_policy(_read(file), source=printable(file))
+    print(f"ok: {_summary(policy)}")
+    if against_ledger:
+        client = open_client(context)
+        view = read_view(client.load_journal(), client.settings.timings)
+        waiting = [job for job in view.open_jobs() if job.state.queued]
+        said = [(job, _would_say(view, policy, job)) for job in waiting]
+        for job, what in said:
+            if what:
+                print(printable(f"{job.id} {job.spec.name}: {what}"))
+        count = sum(1 for _, what in said if what)
+        print(f"of {len(waiting)} jobs that wait it would have treated {count} otherwise")
 
 
-@app.command(epilog=epilog("gpuq policy show > team.toml"))
+def _would_say(view: View, policy: Policy, job: Job) -> str:
+    """What would have become of a job that waits, had this policy been in force; or empty."""
+    state = msgspec.structs.replace(view.state, policy=policy)
+    fresh = Job(spec=job.spec, arrival=job.arrival, submitted_at=job.submitted_at)
+    match verdict_on(state, fresh, view.now_ms):
+        case JobAdmitted() as admitted:
+            standing = Standing(admitted.organization, admitted.workload_class)
+            now = Standing(job.placed.organization, job.placed.workload_class)
+            return "" if standing == now else f"would run as {'/'.join(astuple(standing))}"
+        case JobRejected() | JobExpired() as refused:
+            return f"would be refused: {refused.reason}"
+        case None:
+            return ""
+
+
+@app.command(epilog=epilog("gpuq policy diff team.toml"))
+def diff(context: typer.Context, file: File) -> None:
+    """Show what FILE would change of the policy in force; exit 1 if anything."""
+    policy = parse_policy(_read(file), source=printable(file))
+    client = open_client(context)
+    state = read_view(client.load_journal(), client.settings.timings).state
+    # The ledger keeps names in their order, a file as they were written.
+    posted = msgspec.json.decode(encode(policy), type=Policy)
+    before, after = (format_policy(each).splitlines() for each in (state.policy, posted))
+    name = f"version {state.policy_version}"
+    lines = list(unified_diff(before, after, name, printable(file), lineterm="", n=1))
+    for line in lines:
+        print(line)
+    if lines:
+        raise typer.Exit(1)
+    say("no difference")
+
+
+@app.command(epilog=epilog("gpuq policy show > team.toml", "gpuq policy show --agreement"))
 def show(
     context: typer.Context,
     *,
+    at: Annotated[
+        str | None, typer.Option("--at", help="The one in force then: 2h (ago), or a local time.")
+    ] = None,
+    as_agreement: Annotated[
+        bool, typer.Option("--agreement", help="What it means, for people.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Weights in thousandths.")] = False,
 ) -> None:
     """Show the policy in force, as a file that could be applied again."""
     client = open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
-    state = view.state
+    state = view.state if at is None else _state_at(client, parse_moment(at, view.now_ms))
+    if as_agreement:
+        _print_agreement(state.policy)
+        return
     if json:
         print_json({"version": state.policy_version, **msgspec.to_builtins(state.policy)})
         return
@@ -70,6 +139,26 @@ def show(
     when = local_time(state.policy_at, view.now_ms)
     print(f"# version {state.policy_version}, by {printable(state.policy_by)}, {when}")
     print(format_policy(state.policy), end="")
+
+
+def _state_at(client: Client, at_ms: int) -> State:
+    """The fold of all that was posted by then."""
+    projection = Projection(state_before(client.store, client.ledger, at_ms))
+    for page, sha256 in pages_after(client.store, projection.state.seq, at_ms):
+        projection.apply(page, sha256)
+    return projection.state
+
+
+def _print_agreement(policy: Policy) -> None:
+    for name, terms in agreement(policy):
+        print(printable(f"organization {name}"))
+        for term in terms:
+            print(fill(printable(term), 78, initial_indent="  ", subsequent_indent="    "))
+    for name, pool in policy.pools.items():
+        print(printable(f"pool {name}, for everybody"))
+        print(fill("; ".join(pool_terms(pool)), 78, initial_indent="  ", subsequent_indent="    "))
+    if not policy.organizations:
+        say("it names no organization: each has weight 1, and whoever asks belongs to it")
 
 
 def _read(file: str) -> str:

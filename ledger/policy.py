@@ -67,10 +67,14 @@ class AllowRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether the job of that submitter, organization, pool and name is meant."""
         return (
             (not self.submitters or is_submitter(user, self.submitters))
-            and _any_matches(organization, self.organizations)
+            and self.matches_organization(organization)
             and _any_matches(pool, self.pools)
             and _any_matches(name, self.names)
         )
+
+    def matches_organization(self, organization: str) -> bool:
+        """Whether jobs of the organization may be meant."""
+        return _any_matches(organization, self.organizations)
 
 
 class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -68,3 +68,67 @@ def test_a_pool_that_the_policy_does_not_know_is_refused_at_submit(
     fleet.post()
     result = gpuq("submit", "-p", "h1000", "--", "true")
     assert (result.rc, result.err) == (64, "gpuq: no pool 'h1000'; pools are h100\n")
+
+
+AGREED = """\
+[organizations.vision]
+weight = 3
+owner = "ada@example.org"
+members = ["ada"]
+limits = {slots = 6}
+
+[organizations.nlp]
+members = ["alan"]
+
+[classes.interactive]
+wait_target = "90s"
+allow = [{organizations = ["vision"]}]
+
+[pools.default]
+discipline = "sfq"
+"""
+
+
+def test_the_agreement_says_what_each_is_owed(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
+    """Weights 3 and 1: 75 % and 25 %."""
+    (here / "policy.toml").write_text(AGREED)
+    applied = gpuq("policy", "apply", "policy.toml")
+    assert applied.rc == 0, applied.err
+    fleet.post()
+    said = " ".join(gpuq("policy", "show", "--agreement").out.split())
+    nlp, vision = said.split("organization vision")
+    assert "owner: ada@example.org" in vision
+    assert "owed in pool default while all have work waiting: 75.0 %" in vision
+    assert "limits of its own: at most 6 slots at once" in vision
+    assert "a wait is overdue: in interactive after 90 s" in vision
+    assert "25.0 %" in nlp
+    assert "interactive not (such jobs are rejected)" in nlp
+    assert "pool default, for everybody served by sfq" in vision
+
+
+def test_a_policy_is_tried_on_the_jobs_that_wait(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
+    (job,) = gpuq("submit", "-q", "--org", "nlp", "--", "true").ids
+    fleet.post()
+    (here / "policy.toml").write_text(AGREED)
+    said = gpuq("policy", "check", "--against-ledger", "policy.toml").out.splitlines()
+    assert said[1].startswith(f"{job} true: would be refused: no organization lists")
+    assert said[2] == "of 1 jobs that wait it would have treated 1 otherwise"
+    fleet.post()
+    assert fleet.state.policy_version == 0
+
+
+def test_each_version_stays_and_differences_are_shown(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
+    (here / "one.toml").write_text(TEXT)
+    (here / "two.toml").write_text(TEXT.replace("weight = 4", "weight = 5"))
+    gpuq("policy", "apply", "one.toml")
+    fleet.post()
+    assert gpuq("policy", "diff", "one.toml").rc == 0
+    changed = gpuq("policy", "diff", "two.toml")
+    assert changed.rc == 1
+    assert "-weight = 4" in changed.out.splitlines()
+    assert "+weight = 5" in changed.out.splitlines()
+    gpuq("policy", "apply", "two.toml")
+    fleet.post()
+    shown = gpuq("policy", "show", "--at", "2001-01-01")
+    assert shown.rc == 0
+    assert shown.err.startswith("no policy yet")

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from gpuq import cancel, init, logs, nodes, operate, policy, run, status, submit, why
+from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags
 from gpuq.render import epilog
 from gpuq.replay import replay_app
@@ -213,4 +214,5 @@ _add(
     short="Ask whether the store can hold a ledger.",
     examples=["gpuq doctor --store s3://bucket/prefix"],
 )
+app.add_typer(audit_app, name="audit", short_help="Who used what, at what cost, how fairly.")
 app.add_typer(replay_app, name="replay", short_help="Verify a ledger; compare policies on it.")

@@ -6,19 +6,26 @@ journal alone, so that whoever can read the ledger comes to the same ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from gpuq.billtext import bill_json, csv_text, markdown_text, table
+from gpuq.billtext import bill_json, csv_text, has_money, markdown_text, table
 from gpuq.client import Client, connect, settings_of
 from gpuq.history import pages_after, parse_moment
 from gpuq.prices import Prices, read_prices
 from gpuq.progress import Progress
+from gpuq.receipt import Receipt, Story
+from gpuq.receipttext import show_receipt
 from gpuq.render import epilog, iso_utc, print_clauses, print_json, print_table
-from ledger.bill import DIMENSIONS, Bill, bill
+from gpuq.selectors import select
+from gpuq.view import read_view
+from ledger.bill import ATTEMPT, DIMENSIONS, Bill, bill
 from ledger.errors import RequestError
+from ledger.events import Page
+from ledger.names import JobId
 from ledger.projection import Projection
 from ledger.state import State
 from ledger.usage import UsageLog
@@ -33,6 +40,10 @@ From = Annotated[
 ]
 To = Annotated[str | None, typer.Option("--to", help="The same, exclusive; else the newest page.")]
 Json = Annotated[bool, typer.Option("--json", help="Stable JSON; see docs/CLI.md.")]
+
+PricesOption = Annotated[
+    str | None, typer.Option("--prices", metavar="FILE", help="Prices of nodes an hour.")
+]
 
 
 class Format(StrEnum):
@@ -72,9 +83,7 @@ def audit(
     csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A table for a report.")] = False,
-    prices: Annotated[
-        str | None, typer.Option("--prices", metavar="FILE", help="Prices of nodes an hour.")
-    ] = None,
+    prices: PricesOption = None,
 ) -> None:
     """Who used how much slot time in a period, and what it cost."""
     if context.invoked_subcommand is not None:
@@ -96,14 +105,54 @@ def audit(
         _show(made, state)
 
 
-def read_usage(client: Client) -> tuple[UsageLog, State]:
-    """All usage of the ledger, and the state after its last page."""
+@audit_app.command("job", epilog=epilog("gpuq audit job train", "gpuq audit job last --json"))
+def audit_job(
+    context: typer.Context,
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="An id, the beginning of one, a name, or 'last'.")
+    ],
+    *,
+    json: Json = False,
+    prices: PricesOption = None,
+) -> None:
+    """The receipt of one job: its events with their objects, its attempts, hashes and cost."""
+    price_of = read_prices(prices)
+    client = connect(settings_of(context))
+    story = Story(_select(client, job))
+    log, state = read_usage(client, story.page)
+    if story.spec is None:
+        raise RequestError(f"no page holds the submit of {story.job} yet: try again shortly")
+    made = bill_of(log, state, Period(client, None, None), ("job", ATTEMPT), price_of)
+    uses = [use for use in log.uses() if use.job == story.job]
+    receipt = Receipt(client.store, state, story, uses, made)
+    if json:
+        print_json({**_head(client, state), **receipt.json()})
+    else:
+        show_receipt(receipt, has_price=has_money(made))
+
+
+def _select(client: Client, text: str) -> JobId:
+    view = read_view(client.load_journal(), client.settings.timings)
+    job = select(client, view, text)
+    if job in view.state.refused and job not in view.state.jobs:
+        raise RequestError(f"the submit of {job} was refused: {view.state.refused[job]}")
+    return job
+
+
+def read_usage(
+    client: Client, watch: Callable[[Page], None] = lambda page: None
+) -> tuple[UsageLog, State]:
+    """All usage of the ledger, and the state after its last page.
+
+    ``watch`` is called with each page that counts.
+    """
     projection = Projection(State(ledger=client.ledger))
     log = UsageLog(projection)
     with Progress(client.clock, client.store) as progress:
         for page, sha256 in pages_after(client.store, -1):
             if projection.apply(page, sha256):
                 log.page(page)
+                watch(page)
             progress.show(page.seq + 1, "read")
     return log, projection.state
 

@@ -25,6 +25,9 @@ from ledger.timings import DAY_MS, HOUR_MS
 from ledger.usage import Became, SlotUp, Use
 
 DIMENSIONS = ("org", "user", "class", "pool", "node", "gpu", "job", "day")
+ATTEMPT = "attempt"
+"""One more dimension, for a job's receipt."""
+
 NOBODY = ""
 """What an idle slot has for the dimensions of a job."""
 
@@ -240,6 +243,8 @@ def _value(line: Line, dimension: str) -> str:
             return NOBODY if use is None else use.workload_class
         case "job":
             return NOBODY if use is None else use.job
+        case "attempt":
+            return NOBODY if use is None else str(use.attempt)
     raise AssertionError(f"no dimension {dimension!r}")
 
 

@@ -95,6 +95,8 @@ class _Noted(msgspec.Struct, kw_only=True):
     slots: tuple[SlotUsed, ...]
     asked_ms: int
     lost_at: int | None = None
+    gave_way: bool = False
+    """It was stopped, and its job went back to its flow."""
 
 
 class UsageLog:
@@ -110,6 +112,12 @@ class UsageLog:
 
     def page(self, page: e.Page) -> None:
         """Take over what the page, which the projection has folded, says."""
+        went_back = {d.job for d in page.decisions if isinstance(d, e.JobRequeued)}
+        for fact in (posted.fact for posted in page.facts):
+            if isinstance(fact, e.AttemptFinished) and fact.job in went_back:
+                ref = AttemptRef(fact.job, fact.attempt)
+                if ref in self._noted:
+                    self._noted[ref].gave_way = True
         for decision in page.decisions:
             match decision:
                 case e.AttemptAssigned():
@@ -179,7 +187,7 @@ class UsageLog:
             assigned_at=attempt.assigned_at,
             started_at=attempt.started_at,
             ended_at=max(attempt.started_at, self._ended_at(noted)),
-            became=became(noted.job, attempt),
+            became=_became(attempt, gave_way=noted.gave_way),
             asked_ms=noted.asked_ms,
             outcome=attempt.outcome,
             rc=attempt.rc,
@@ -194,7 +202,7 @@ class UsageLog:
         return self._projection.state.at if attempt.ended_at is None else attempt.ended_at
 
 
-def became(job: Job, attempt: Attempt) -> Became:
+def _became(attempt: Attempt, *, gave_way: bool) -> Became:
     """What became of the work of an attempt that ran, as far as the fold knows."""
     if attempt.phase is Phase.LOST or attempt.outcome == "lost" or attempt.superseded:
         return Became.LOST
@@ -206,8 +214,7 @@ def became(job: Job, attempt: Attempt) -> Became:
         case JobState.COMPLETED:
             return Became.DONE
         case JobState.CANCELLED:
-            is_last = job.last is attempt and job.state is JobState.CANCELLED
-            return Became.CANCELLED if is_last else Became.LOST
+            return Became.LOST if gave_way else Became.CANCELLED
         case JobState.NODE_FAIL:
             return Became.LOST
         case _:

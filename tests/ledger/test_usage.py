@@ -81,6 +81,9 @@ def test_a_cancelled_attempt_is_cancelled_and_one_stopped_for_its_node_is_lost()
     world.finish(job, rc=143, outcome="stopped")
     world.turn()
     assert only(world).became is Became.CANCELLED
+    world.retry(job)
+    world.turn()
+    assert only(world).became is Became.CANCELLED
 
     world = world_of_one_node()
     job = running_job(world)

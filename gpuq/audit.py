@@ -14,12 +14,14 @@ import typer
 
 from gpuq.billtext import bill_json, csv_text, has_money, markdown_text, table
 from gpuq.client import Client, connect, settings_of
+from gpuq.fairness import HEADER as FAIRNESS_HEADER
+from gpuq.fairness import fairness_json, fairness_rows
 from gpuq.history import pages_after, parse_moment
 from gpuq.prices import Prices, read_prices
 from gpuq.progress import Progress
 from gpuq.receipt import Receipt, Story
 from gpuq.receipttext import show_receipt
-from gpuq.render import epilog, iso_utc, print_clauses, print_json, print_table
+from gpuq.render import Cut, epilog, iso_utc, print_clauses, print_json, print_table, times
 from gpuq.selectors import select
 from gpuq.view import read_view
 from ledger.bill import ATTEMPT, DIMENSIONS, Bill, bill
@@ -29,6 +31,8 @@ from ledger.names import JobId
 from ledger.projection import Projection
 from ledger.state import State
 from ledger.usage import UsageLog
+from scheduling.contest import Contest
+from scheduling.followed import Followed
 
 audit_app = typer.Typer(invoke_without_command=True)
 
@@ -129,6 +133,29 @@ def audit_job(
         print_json({**_head(client, state), **receipt.json()})
     else:
         show_receipt(receipt, has_price=has_money(made))
+
+
+@audit_app.command("fairness", epilog=epilog("gpuq audit fairness --from 30d"))
+def audit_fairness(
+    context: typer.Context, *, begin: From = None, end: To = None, json: Json = False
+) -> None:
+    """What each organization was owed while pools were contested, what it got, and why."""
+    client = connect(settings_of(context))
+    period = Period(client, begin, end)
+    followed = Followed(State(ledger=client.ledger))
+    contest = Contest(followed, begin=period.begin or 0, end=period.end or client.store.clock_ms())
+    with Progress(client.clock, client.store) as progress:
+        for page, sha256 in pages_after(client.store, -1):
+            followed.fold(page, sha256)
+            progress.show(page.seq + 1, "read")
+    state = followed.state
+    if json:
+        moments = times(**{"from": period.begin, "to": period.end})
+        print_json({**_head(client, state), **moments, "pools": fairness_json(contest)})
+    elif contest.parts:
+        print_table(FAIRNESS_HEADER, fairness_rows(contest), [Cut("WHY", 30)])
+    else:
+        print(f"no pool was contested, as of page {state.seq}")
 
 
 def _select(client: Client, text: str) -> JobId:

@@ -150,3 +150,36 @@ def test_a_wrong_call_is_one_line_with_the_mend(
 def test_an_empty_ledger_has_a_bill_of_nothing(gpuq: Gpuq, here: Path) -> None:
     body = audited(gpuq)
     assert (body["rows"], body["idle"], body["page"]) == ([], [], -1)
+
+
+def test_fairness_shows_what_was_owed_and_got_and_why(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
+    """One slot, weights 1: ``o`` has it from before the contest, ``p`` waits and is owed half."""
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    assert gpuq("audit", "fairness").out == "no pool was contested, as of page 1\n"
+    first, _ = (
+        gpuq("submit", "--org", organization, "-q", "-t", "1s", "--", "true").ids[0]
+        for organization in ("o", "o")
+    )
+    fleet.post()
+    fleet.start(first)
+    fleet.post()
+    gpuq("submit", "--org", "p", "-q", "-t", "1s", "--", "true")
+    fleet.post()
+    gpuq("submit", "--org", "p", "-q", "-t", "1s", "--", "true")
+    fleet.post()
+    (pool,) = gpuq("audit", "fairness", "--json").json["pools"]
+    o, p = pool["organizations"]
+    assert (pool["pool"], o["organization"], p["organization"]) == ("default", "o", "p")
+    assert o["got_slot_ms"] == o["carried_slot_ms"] == pool["contested_ms"] > 0
+    assert p["got_slot_ms"] == 0
+    assert abs(o["owed_slot_ms"] + p["owed_slot_ms"] - o["got_slot_ms"]) <= 1
+    assert abs(p["owed_slot_ms"] - o["got_slot_ms"] / 2) <= 1
+    assert p["difference_slot_ms"] == -p["owed_slot_ms"]
+    assert p["why"][0].startswith("others' jobs from before the contest held ")
+    rows = gpuq("audit", "fairness").out.splitlines()
+    assert rows[0].split() == [
+        "POOL", "ORG", "WEIGHT", "CONTESTED", "OWED", "GOT", "DIFFERENCE", "WHY",
+    ]  # fmt: skip
+    assert [row.split()[1] for row in rows[1:]] == ["o", "p"]
+    assert gpuq("audit", "fairness", "--to", "1h").out.startswith("no pool was contested")

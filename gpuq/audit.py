@@ -123,7 +123,7 @@ def audit_job(
     price_of = read_prices(prices)
     client = connect(settings_of(context))
     story = Story(_select(client, job))
-    log, state = read_usage(client, story.page)
+    log, state = read_usage(client, lambda page, _: story.page(page))
     if story.spec is None:
         raise RequestError(f"no page holds the submit of {story.job} yet: try again shortly")
     made = bill_of(log, state, Period(client, None, None), ("job", ATTEMPT), price_of)
@@ -167,11 +167,11 @@ def _select(client: Client, text: str) -> JobId:
 
 
 def read_usage(
-    client: Client, watch: Callable[[Page], None] = lambda page: None
+    client: Client, watch: Callable[[Page, State], None] = lambda page, state: None
 ) -> tuple[UsageLog, State]:
     """All usage of the ledger, and the state after its last page.
 
-    ``watch`` is called with each page that counts.
+    ``watch`` is called with each page that counts, and the state after it.
     """
     projection = Projection(State(ledger=client.ledger))
     log = UsageLog(projection)
@@ -179,7 +179,7 @@ def read_usage(
         for page, sha256 in pages_after(client.store, -1):
             if projection.apply(page, sha256):
                 log.page(page)
-                watch(page)
+                watch(page, projection.state)
             progress.show(page.seq + 1, "read")
     return log, projection.state
 

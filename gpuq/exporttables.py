@@ -88,9 +88,9 @@ def _job_row(job: Job, uses: dict[tuple[JobId, int], Use]) -> Row:
     of_job = [use for a in job.attempts if (use := uses.get((job.id, a.number))) is not None]
     return (
         job.id, spec.name, spec.organization, spec.workload_class, spec.pool, spec.user, spec.host,
-        job.state.value, job.reason or None, job.last.rc if job.last else None, spec.slots, spec.gpu_type or None,
-        spec.estimate_ms or None, spec.time_limit_ms or None, spec.idempotent,
-        spec.script or None, command_of(spec), len(job.attempts), job.submitted_at,
+        job.state.value, job.reason or None, job.last.rc if job.last else None, spec.slots,
+        spec.gpu_type or None, spec.estimate_ms or None, spec.time_limit_ms or None,
+        spec.idempotent, spec.script or None, command_of(spec), len(job.attempts), job.submitted_at,
         min((use.started_at for use in of_job), default=None), job.ended_at,
         sum(_occupied_ms(use) for use in of_job),
     )  # fmt: skip

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import signal
+import subprocess
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,7 @@ import pytest
 from ledger.names import JobId
 from tests.cli.conftest import Gpuq
 from tests.cli.fleet import Fleet
-
-HOUR_MS = 3_600_000
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -183,3 +185,25 @@ def test_fairness_shows_what_was_owed_and_got_and_why(gpuq: Gpuq, fleet: Fleet, 
     ]  # fmt: skip
     assert [row.split()[1] for row in rows[1:]] == ["o", "p"]
     assert gpuq("audit", "fairness", "--to", "1h").out.startswith("no pool was contested")
+
+
+def test_what_a_node_costs_is_told_where_it_is_started(
+    gpuq: Gpuq, spawn: Callable[..., subprocess.Popen]
+) -> None:
+    """3600 an hour is 1000 millionths a millisecond, all of it idle on the only slot."""
+    node = spawn("up", "--slots", "1", "--node", "n1", "--price", "3600")
+
+    def is_told() -> bool:
+        return gpuq("audit").rc == 0 and audited(gpuq)["total"]["idle_money_micros"] > 0
+
+    wait_until(is_told, deadline_s=60, what="the price of n1")
+    node.send_signal(signal.SIGINT)
+    assert node.wait(timeout=60) == 0
+    total = audited(gpuq, "--by", "node")["total"]
+    assert total["idle_money_micros"] == 1_000 * total["idle_slot_ms"]
+
+
+def test_a_price_that_is_none_starts_no_node(gpuq: Gpuq) -> None:
+    result = gpuq("up", "--price", "much")
+    assert result.rc == 64
+    assert "'much' is no price: a price is a number such as 2.5" in result.err

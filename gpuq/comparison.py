@@ -23,7 +23,8 @@ from gpuq.config import Invocation, StoreFlags, read_settings
 from gpuq.render import print_json, printable, say
 from ledger.errors import RequestError
 from ledger.policy import DISCIPLINES, WEIGHT_ONE, Organization, Policy
-from scheduling.policy_file import WEIGHT_MAX, parse_policy
+from scheduling.policy_file import parse_policy
+from scheduling.policy_table import WEIGHT_MAX
 from simulation.engine import Outcome, simulate
 from simulation.metrics import Report, changes, report
 from simulation.recorded import recorded

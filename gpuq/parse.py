@@ -14,14 +14,13 @@ from typing import NamedTuple
 from ledger.errors import RequestError
 from ledger.events import LEAD_SIGNALS
 from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+from scheduling.duration import DURATION_MAX_MS, parse_units
 
-DURATION_MAX_MS = 3_650 * DAY_MS
 SLOTS_MAX = 1_024
 SIGNAL_LEAD_S = 60
 
 _DURATION_FORMS = "say minutes, MM:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS, or 90m, 1h30m, 2d"
 _N = r"([0-9]{1,9})"
-_UNITS = re.compile(rf"(?:{_N}d)?(?:{_N}h)?(?:{_N}m)?(?:{_N}s)?")
 _COLONS = re.compile(rf"{_N}(:{_N}){{0,2}}")
 _DAYS = re.compile(rf"{_N}-([0-9:]{{1,30}})")
 _SIZE = re.compile(rf"{_N}([KMGT])(i?)B?", re.IGNORECASE)
@@ -96,10 +95,7 @@ def _duration_ms(text: str) -> int | None:
             case [hours, minutes, seconds]:
                 return _sum_ms(0, hours, minutes, seconds)
         return None
-    if text and (match := _UNITS.fullmatch(text)) is not None:
-        days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
-        return days * DAY_MS + hours * HOUR_MS + minutes * MINUTE_MS + seconds * SECOND_MS
-    return None
+    return parse_units(text)
 
 
 def _numbers(text: str) -> list[int]:

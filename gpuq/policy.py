@@ -19,11 +19,14 @@ from ledger.errors import RequestError
 from ledger.events import PolicyApplied
 from ledger.policy import Policy
 from ledger.writer import put_blob
-from scheduling.policy_file import format_policy, parse_policy
+from scheduling.policy_file import parse_policy
+from scheduling.policy_text import format_policy
 
 app = typer.Typer(help="The agreement between organizations: weights and pools.")
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="A policy file; docs/CLI.md shows one.")]
+File = Annotated[
+    str, typer.Argument(metavar="FILE", help="A policy file; docs/POLICY.md shows one.")
+]
 
 
 @app.command(epilog=epilog("gpuq policy apply team.toml"))

@@ -91,7 +91,7 @@ def submit(
     pool: Annotated[str, typer.Option("--pool", "-p", help="Resource pool.")] = "",
     org: Annotated[str, typer.Option("--org", help="Organization that pays.")] = "",
     workload_class: Annotated[
-        str, typer.Option("--class", help="A class of the policy: batch (default), interactive...")
+        str, typer.Option("--class", help="batch (default), interactive or system.")
     ] = "",
     gpus: Annotated[str, typer.Option("--gpus", "-G", help="Slots: N or TYPE:N.")] = "1",
     gpu_mem: Annotated[

@@ -1,164 +1,361 @@
-"""Policy files: TOML text to a ``Policy`` and back.
+"""Policy files: TOML or YAML text to a ``Policy``.
 
-Owns the file's grammar and its error messages: each names the line, the key, what was
-expected there and, for a key that does not exist, the nearest one that does. For now a
-file says the weights of organizations and, for pools, their roster and discipline::
-
-    [organizations.astro]
-    weight = 4
-
-    [pools.h100]
-    workers = ["node1", "node2-gpu*"]
-    discipline = "wfq"
-
-``parse_policy(format_policy(policy)) == policy``. Pure: text in, value out.
+Owns the file's grammar (docs/POLICY.md shows all of it) and what of it must agree: each
+message names the line, the key, what was expected there and, for a key or word that does
+not exist, the nearest one that does. What a file leaves out is the Struct's own default, so
+that the fact leaves it out too. Pure: text in, value out; ``scheduling.policy_text`` is the
+way back.
 """
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Iterable, Mapping
-from decimal import Decimal
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Iterator
 
 from ledger.errors import RequestError
-from ledger.names import NAME
-from ledger.policy import DISCIPLINES, WEIGHT_ONE, Organization, Policy, Pool
+from ledger.names import NAME, FlowId
+from ledger.policy import (
+    CLASSES,
+    DISCIPLINES,
+    SHARES,
+    AllowRule,
+    ApiLimits,
+    FlowAgreement,
+    Limits,
+    Organization,
+    Policy,
+    Pool,
+    RetryRule,
+    WorkloadClass,
+)
+from scheduling.policy_document import read_document
+from scheduling.policy_table import NAME_FORM, Table, Value
 
-WEIGHT_MAX = 1_000_000
+API_KEYS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "in_flight",
+    "max_in_flight",
+    "output_factor",
+)
 
-_PATTERN = re.compile(r"[a-z0-9*?\[\]!-]{1,80}")
+REJECT = "reject"
+DEMOTE = "demote to "
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+FLOW_SPELT_OUT = "organization_id + workload_class"
+BACKOFF = "exponential_with_jitter"
+
+OUTPUT_FACTOR_MAX = 1_000
+BUDGET_MAX_PERCENT = 1_000
 
 
 def parse_policy(text: str, *, source: str) -> Policy:
-    """The policy that ``text`` says; ``source`` is its name in messages.
+    """The policy that ``text`` says; ``source`` is the file's name, with its suffix.
 
     Raises RequestError, one line, at the first fault.
     """
-    try:
-        data = tomllib.loads(text, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        raise RequestError(f"{source}: {error}") from error
-    return _Reader(text, source).policy(data)
-
-
-def format_policy(policy: Policy) -> str:
-    """The file that says ``policy``."""
-    tables = [
-        f"[organizations.{name}]\nweight = {_weight_text(organization.weight)}\n"
-        for name, organization in policy.organizations.items()
-    ]
-    for name, pool in policy.pools.items():
-        workers = ", ".join(f'"{pattern}"' for pattern in pool.workers)
-        tables.append(f'[pools.{name}]\nworkers = [{workers}]\ndiscipline = "{pool.discipline}"\n')
-    return "\n".join(tables)
-
-
-def _weight_text(weight: int) -> str:
-    whole, thousandths = divmod(weight, WEIGHT_ONE)
-    return f"{whole}.{thousandths:03d}".rstrip("0").rstrip(".")
-
-
-class _Reader:
-    """Checks one file from the outside inwards; knows where a key stands in the text."""
-
-    def __init__(self, text: str, source: str) -> None:
-        self._lines = text.splitlines()
-        self._source = source
-
-    def policy(self, data: Mapping[str, Any]) -> Policy:
-        self._check_keys((), data, ("organizations", "pools"))
-        return Policy(
-            organizations={
-                name: self._organization(("organizations", name), value)
-                for name, value in self._named("organizations", data)
-            },
-            pools={
-                name: self._pool(("pools", name), value)
-                for name, value in self._named("pools", data)
-            },
+    document = read_document(text, source)
+    if not document.data:
+        raise RequestError(
+            f"{source}: says nothing: expected at least one of organizations, classes, pools, "
+            "flows, default_organization"
         )
-
-    def _named(self, kind: str, data: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-        """The tables of one kind, their names checked."""
-        tables = self._table((kind,), data.get(kind, {}))
-        for name in tables:
-            if not NAME.fullmatch(name):
-                raise self._fault((kind, name), "a name of 1 to 63 characters of a-z, 0-9 and '-'")
-        return tables.items()
-
-    def _organization(self, path: tuple[str, ...], value: Any) -> Organization:
-        table = self._table(path, value)
-        self._check_keys(path, table, ("weight",))
-        if "weight" not in table:
-            raise self._fault(path, "a 'weight'")
-        return Organization(weight=self._weight((*path, "weight"), table["weight"]))
-
-    def _weight(self, path: tuple[str, ...], value: Any) -> int:
-        expected = f"a number from 0.001 to {WEIGHT_MAX} with at most three decimals"
-        if isinstance(value, bool) or not isinstance(value, int | Decimal):
-            raise self._fault(path, expected)
-        exact = Decimal(value) * WEIGHT_ONE
-        if not exact.is_finite() or not 1 <= exact <= WEIGHT_MAX * WEIGHT_ONE or exact % 1:
-            raise self._fault(path, expected)
-        return int(exact)
-
-    def _pool(self, path: tuple[str, ...], value: Any) -> Pool:
-        table = self._table(path, value)
-        self._check_keys(path, table, ("workers", "discipline"))
-        discipline = table.get("discipline", "wfq")
-        if discipline not in DISCIPLINES:
-            raise self._fault((*path, "discipline"), f"one of {', '.join(DISCIPLINES)}")
-        workers = table.get("workers", [])
-        if not isinstance(workers, list) or not all(
-            isinstance(pattern, str) and _PATTERN.fullmatch(pattern) for pattern in workers
-        ):
-            expected = 'a list of names of workers or nodes, or patterns such as "node1-*"'
-            raise self._fault((*path, "workers"), expected)
-        return Pool(workers=tuple(workers), discipline=discipline)
-
-    def _table(self, path: tuple[str, ...], value: Any) -> Mapping[str, Any]:
-        if not isinstance(value, dict):
-            raise self._fault(path, f"a table: [{_dotted(path)}{'.NAME' * (len(path) == 1)}]")
-        return value
-
-    def _check_keys(
-        self, path: tuple[str, ...], table: Mapping[str, Any], known: tuple[str, ...]
-    ) -> None:
-        for key in table:
-            if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise self._fault((*path, key), f"one of {', '.join(known)}{hint}")
-
-    def _fault(self, path: tuple[str, ...], expected: str) -> RequestError:
-        line = self._find_line(path)
-        where = f"{self._source}:{line}" if line is not None else self._source
-        return RequestError(f"{where}: {_dotted(path)}: expected {expected}")
-
-    def _find_line(self, path: tuple[str, ...]) -> int | None:
-        """The line on which the key at ``path`` is first named; None where that is unclear.
-
-        tomllib gives no positions, so this looks for the last part of the path after the
-        lines on which the parts before it stand.
-        """
-        at = 0
-        for part in path:
-            name = re.compile(
-                rf"""(?<![A-Za-z0-9_-])["']?{re.escape(part)}["']?(?![A-Za-z0-9_-])"""
-            )
-            found = next(
-                (n for n in range(at, len(self._lines)) if name.search(self._lines[n])), None
-            )
-            if found is None:
-                return None
-            at = found
-        return at + 1
+    return _policy(Value(document, (), document.data).table())
 
 
-def _dotted(path: tuple[str, ...]) -> str:
-    return ".".join(part if _BARE.fullmatch(part) else repr(part) for part in path)
+def _policy(file: Table) -> Policy:
+    organizations = {
+        name: _organization(value)
+        for name, value in _tables(file, "organizations", "a table: [organizations.NAME]").named()
+    }
+    _check_members(file, organizations)
+    classes = dict(Policy().classes)
+    stated = _tables(file, "classes", "a table: [classes.NAME]").named(CLASSES)
+    for name, value in stated:
+        classes[name] = _workload_class(value, classes[name].weight)
+    for name, value in stated:
+        _check_demotion(value, classes, classes[name].demote_to)
+    pools = dict(_pools(file))
+    flows = dict(
+        _flow(key, value)
+        for key, value in _tables(file, "flows", 'a table: [flows."ORG/CLASS/POOL"]').items()
+    )
+    default = file.find("default_organization")
+    file.close()
+    return Policy(
+        organizations=organizations,
+        classes=classes,
+        pools=pools,
+        flows=flows,
+        default_organization="" if default is None else _known(default, organizations),
+    )
+
+
+def _tables(file: Table, kind: str, form: str) -> Table:
+    found = file.find(kind)
+    return file.inner(kind) if found is None else found.table(form)
+
+
+def _known(value: Value, organizations: dict[str, Organization]) -> str:
+    if not organizations:
+        raise value.clash("the name of an organization of this file, which has none")
+    return value.one_of(organizations)
+
+
+# --- organizations
+
+
+def _organization(value: Value) -> Organization:
+    table = value.table()
+    organization = Organization(
+        weight=table.get(Organization().weight, Value.weight, "weight"),
+        owner=table.get("", Value.text, "owner"),
+        members=table.get((), Value.submitter_patterns, "members"),
+        limits=table.get(Organization().limits, _limits, "limits"),
+    )
+    table.close()
+    return organization
+
+
+def _check_members(file: Table, organizations: dict[str, Organization]) -> None:
+    """Nobody is a member twice, as far as two patterns are the same word for word."""
+    first: dict[str, str] = {}
+    for name, organization in organizations.items():
+        for place, pattern in enumerate(organization.members):
+            if pattern in first:
+                known = file.at("organizations").table().at(name).table().at("members")
+                raise known.entries()[place].clash(
+                    f"each submitter in one organization: {pattern!r} is a member of "
+                    f"{first[pattern]!r} already"
+                )
+            first[pattern] = name
+
+
+# --- classes
+
+
+def _workload_class(value: Value, weight: int) -> WorkloadClass:
+    table = value.table()
+    read = WorkloadClass(
+        weight=table.get(weight, Value.weight, "weight"),
+        allow=table.get((), _allow_rules, "allow"),
+        demote_to=table.get("", _demote_to, "otherwise"),
+        strict=table.get(False, Value.flag, "strict"),
+        wait_target_ms=table.get(0, Value.duration_ms, "wait_target"),
+        quantum_ms=table.get(0, Value.duration_ms, "quantum"),
+        limits=table.get(WorkloadClass().limits, _limits, "limits"),
+    )
+    table.close()
+    lacking = _lacks_of_strict(read) if read.strict else []
+    if lacking:
+        raise table.at("strict").clash(
+            "false, or a limit on running slots, a limit on queue length or age and an allow "
+            f"list beside it, as it goes before all others; not there: {', '.join(lacking)}"
+        )
+    return read
+
+
+def _lacks_of_strict(read: WorkloadClass) -> list[str]:
+    """Without these a strict class could keep all others from ever being served."""
+    limits = read.limits
+    has = {
+        "limits.slots": limits.slots or limits.slots_percent,
+        "limits.queue_length or limits.queue_age": limits.queue_length or limits.queue_age_ms,
+        "allow": read.allow,
+    }
+    return [name for name, there in has.items() if not there]
+
+
+def _allow_rules(value: Value) -> tuple[AllowRule, ...]:
+    return tuple(_allow_rule(each) for each in value.entries("a list of tables"))
+
+
+def _allow_rule(value: Value) -> AllowRule:
+    table = value.table()
+    rule = AllowRule(
+        submitters=table.get((), Value.submitter_patterns, "submitters"),
+        organizations=table.get((), Value.name_patterns, "organizations"),
+        pools=table.get((), Value.name_patterns, "pools"),
+        names=table.get((), Value.text_patterns, "names"),
+    )
+    table.close()
+    if rule == AllowRule():
+        raise table.missing("at least one of submitters, organizations, pools, names")
+    return rule
+
+
+def _demote_to(value: Value) -> str:
+    forms = [REJECT, *(DEMOTE + name for name in CLASSES)]
+    return value.one_of(forms).removeprefix(REJECT).removeprefix(DEMOTE)
+
+
+def _check_demotion(value: Value, classes: dict[str, WorkloadClass], demote_to: str) -> None:
+    """A job is demoted to a class that it may have: one that is open to everybody."""
+    if demote_to and classes[demote_to].allow:
+        otherwise = value.table().at("otherwise")
+        raise otherwise.clash(f"a class that everybody may have: {demote_to!r} has an 'allow'")
+
+
+# --- pools
+
+
+def _pools(file: Table) -> Iterator[tuple[str, Pool]]:
+    """Pools as tables by name, or as a list of tables of which each says its name."""
+    found = file.find("pools")
+    if found is not None and isinstance(found.plain, list):
+        yield from _listed_pools(found)
+    elif found is not None:
+        for name, value in found.table("a table [pools.NAME], or a list").named():
+            yield name, _pool(value.table())
+
+
+def _listed_pools(value: Value) -> Iterator[tuple[str, Pool]]:
+    names = set()
+    for each in value.entries():
+        table = each.table()
+        named = table.find("name", "provider")
+        if named is None:
+            raise table.missing("a 'name', or a 'provider'")
+        name = named.plain
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise named.fault(NAME_FORM)
+        if name in names:
+            raise named.clash(f"each pool once: {name!r} stands above already")
+        names.add(name)
+        yield name, _pool(table, is_provider="provider" in table)
+
+
+def _pool(table: Table, *, is_provider: bool = False) -> Pool:
+    """``is_provider``: the pool stands for an external service, whatever else it says."""
+    limits, api = _pool_limits(table)
+    scheduler = table.find("scheduler")
+    order = table if scheduler is None else scheduler.table()
+    pool = Pool(
+        workers=table.get((), Value.name_patterns, "workers"),
+        discipline=order.get("wfq", _discipline, "discipline", "algorithm"),
+        share=order.get("organization", _share, "share", "flow"),
+        class_weights=order.get({}, _class_weights, "weights"),
+        queue_age_ms=_queue_ages(order),
+        limits=limits,
+        api=ApiLimits() if api is None and is_provider else api,
+        retry=table.get(Pool().retry, _retry, "retry"),
+    )
+    order.close()
+    table.close()
+    return pool
+
+
+def _discipline(value: Value) -> str:
+    return value.one_of(DISCIPLINES)
+
+
+def _share(value: Value) -> str:
+    """As ``share`` says it, or spelt out under ``flow``."""
+    if value.path[-1] == "share":
+        return value.one_of(SHARES)
+    if not isinstance(value.plain, str) or " ".join(value.plain.split()) != FLOW_SPELT_OUT:
+        raise value.fault(FLOW_SPELT_OUT)
+    return "flow"
+
+
+def _class_weights(value: Value) -> dict[str, int]:
+    return {name: each.weight() for name, each in value.table().named(CLASSES)}
+
+
+def _queue_ages(order: Table) -> dict[str, int]:
+    found = order.find("queue_age", "max_queue_age_seconds")
+    if found is None:
+        return {}
+    in_seconds = found.path[-1] == "max_queue_age_seconds"
+    read = Value.seconds_ms if in_seconds else Value.duration_ms
+    return {name: read(each) for name, each in found.table().named(CLASSES)}
+
+
+def _pool_limits(table: Table) -> tuple[Limits, ApiLimits | None]:
+    """What a service takes stands under ``api``, or beside the other limits."""
+    found = table.find("limits")
+    api = table.get(None, lambda value: _api(value.table(), is_whole=True), "api")
+    if found is None:
+        return Pool().limits, api
+    limits = found.table()
+    own = _limits_of(limits)
+    beside = _api(limits, is_whole=False)
+    limits.close()
+    if beside is not None and api is not None:
+        raise table.at("api").clash("the limits of the service here or under 'limits', not in both")
+    return own, api if beside is None else beside
+
+
+def _api(table: Table, *, is_whole: bool) -> ApiLimits | None:
+    """``is_whole``: the table holds nothing else; else None where it says none of it."""
+    says_any = is_whole or any(key in table for key in API_KEYS)
+    read = ApiLimits(
+        requests_per_minute=table.get(0, Value.count, "requests_per_minute"),
+        tokens_per_minute=table.get(0, Value.count, "tokens_per_minute"),
+        in_flight=table.get(0, Value.count, "in_flight", "max_in_flight"),
+        output_factor=table.get(ApiLimits().output_factor, _output_factor, "output_factor"),
+    )
+    if is_whole:
+        table.close()
+    return read if says_any else None
+
+
+def _output_factor(value: Value) -> int:
+    return value.count(1, OUTPUT_FACTOR_MAX)
+
+
+def _retry(value: Value) -> RetryRule:
+    table = value.table()
+    rule = RetryRule(
+        attempts_max=table.get(0, Value.count, "max_attempts"),
+        budget_percent=table.get(
+            RetryRule().budget_percent, _budget_percent, "budget_percent", "budget_per_flow_percent"
+        ),
+    )
+    table.get("", lambda backoff: backoff.one_of([BACKOFF]), "backoff")
+    table.close()
+    return rule
+
+
+def _budget_percent(value: Value) -> int:
+    return value.count(0, BUDGET_MAX_PERCENT)
+
+
+# --- flows and limits
+
+
+def _flow(key: str, value: Value) -> tuple[FlowId, FlowAgreement]:
+    parts = key.split("/")
+    form = 'a flow: "ORGANIZATION/CLASS/POOL", three names'
+    if len(parts) != 3 or not all(NAME.fullmatch(part) for part in parts):
+        raise value.clash(form)
+    if parts[1] not in CLASSES:
+        raise value.clash(f"{form}, the second one of {', '.join(CLASSES)}")
+    table = value.table()
+    agreement = FlowAgreement(
+        wait_target_ms=table.get(0, Value.duration_ms, "wait_target"),
+        limits=table.get(FlowAgreement().limits, _limits, "limits"),
+    )
+    table.close()
+    return FlowId(key), agreement
+
+
+def _limits(value: Value) -> Limits:
+    table = value.table()
+    limits = _limits_of(table)
+    table.close()
+    return limits
+
+
+def _limits_of(table: Table) -> Limits:
+    slots, slots_percent = table.get((0, 0), Value.slots, "slots")
+    limits = Limits(
+        slots=slots,
+        slots_percent=slots_percent,
+        submissions_per_minute=table.get(0, Value.count, "submissions_per_minute"),
+        submissions_burst=table.get(0, Value.count, "submissions_burst"),
+        queue_length=table.get(0, Value.count, "queue_length"),
+        queue_age_ms=table.get(0, Value.duration_ms, "queue_age"),
+    )
+    if limits.submissions_burst and not limits.submissions_per_minute:
+        raise table.at("submissions_burst").clash("'submissions_per_minute' beside it")
+    return limits

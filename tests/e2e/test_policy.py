@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ledger.events import JobState, Report
 from ledger.policy import ApiLimits, Limits, Organization, Policy, Pool, WorkloadClass
-from scheduling.policy_file import format_policy
+from scheduling.policy_text import format_policy
 from tests.e2e.cluster import Cluster, Place
 from tests.e2e.conftest import StartCluster
 

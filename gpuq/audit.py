@@ -91,6 +91,7 @@ def audit(
 ) -> None:
     """Who used how much slot time in a period, and what it cost."""
     if context.invoked_subcommand is not None:
+        _refuse_options_before(context)
         return
     chosen = _format(csv=csv, json=json, markdown=markdown)
     dimensions = _dimensions(by)
@@ -198,6 +199,15 @@ def bill_of(
         by=by,
         price_of=prices.of,
     )
+
+
+def _refuse_options_before(context: typer.Context) -> None:
+    """What is said before a subcommand would be ignored in silence."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            command = f"gpuq audit {context.invoked_subcommand}"
+            raise RequestError(f"{parameter.opts[0]} must stand behind {command!r}, if it has it")
 
 
 def _format(*, csv: bool, json: bool, markdown: bool) -> Format | None:

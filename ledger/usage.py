@@ -18,7 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from ledger import events as e
-from ledger.decisions import YIELD_RC, YIELDED
+from ledger.decisions import YIELDED
 from ledger.events import AttemptRef, JobState, Liveness
 from ledger.names import JobId, NodeName, WorkerName, WriterName
 from ledger.projection import Projection
@@ -97,6 +97,8 @@ class _Noted(msgspec.Struct, kw_only=True):
     lost_at: int | None = None
     gave_way: bool = False
     """It was stopped, and its job went back to its flow."""
+    was_cancelled: bool = False
+    """With its end its job was cancelled; a retry may follow."""
 
 
 class UsageLog:
@@ -112,12 +114,7 @@ class UsageLog:
 
     def page(self, page: e.Page) -> None:
         """Take over what the page, which the projection has folded, says."""
-        went_back = {d.job for d in page.decisions if isinstance(d, e.JobRequeued)}
-        for fact in (posted.fact for posted in page.facts):
-            if isinstance(fact, e.AttemptFinished) and fact.job in went_back:
-                ref = AttemptRef(fact.job, fact.attempt)
-                if ref in self._noted:
-                    self._noted[ref].gave_way = True
+        self._note_ends(page)
         for decision in page.decisions:
             match decision:
                 case e.AttemptAssigned():
@@ -142,6 +139,16 @@ class UsageLog:
     def slots(self) -> list[SlotUp]:
         """When each slot was there, until the last page."""
         return self._slots.spans()
+
+    def _note_ends(self, page: e.Page) -> None:
+        """What only this page tells: whether a job that was stopped goes on."""
+        went_back = {d.job for d in page.decisions if isinstance(d, e.JobRequeued)}
+        for fact in (posted.fact for posted in page.facts):
+            if isinstance(fact, e.AttemptFinished):
+                noted = self._noted.get(AttemptRef(fact.job, fact.attempt))
+                if noted is not None:
+                    noted.gave_way = fact.job in went_back
+                    noted.was_cancelled = noted.job.state is JobState.CANCELLED
 
     def _assigned(self, decision: e.AttemptAssigned) -> None:
         state = self._projection.state
@@ -187,7 +194,7 @@ class UsageLog:
             assigned_at=attempt.assigned_at,
             started_at=attempt.started_at,
             ended_at=max(attempt.started_at, self._ended_at(noted)),
-            became=_became(attempt, gave_way=noted.gave_way),
+            became=_became(noted),
             asked_ms=noted.asked_ms,
             outcome=attempt.outcome,
             rc=attempt.rc,
@@ -202,19 +209,23 @@ class UsageLog:
         return self._projection.state.at if attempt.ended_at is None else attempt.ended_at
 
 
-def _became(attempt: Attempt, *, gave_way: bool) -> Became:
+def _became(noted: _Noted) -> Became:
     """What became of the work of an attempt that ran, as far as the fold knows."""
+    attempt = noted.attempt
     if attempt.phase is Phase.LOST or attempt.outcome == "lost" or attempt.superseded:
         return Became.LOST
     if attempt.phase is not Phase.ENDED or attempt.rc is None:
         return Became.RUNNING
-    if attempt.stop_reason == YIELDED and attempt.rc == YIELD_RC:
-        return Became.DONE
-    match end_state(attempt.outcome, attempt.rc):
+    outcome = attempt.outcome
+    if attempt.stop_reason == YIELDED and not noted.was_cancelled:
+        if noted.gave_way:
+            return Became.DONE
+        outcome = "exited"  # it ended instead of saving
+    match end_state(outcome, attempt.rc):
         case JobState.COMPLETED:
             return Became.DONE
         case JobState.CANCELLED:
-            return Became.LOST if gave_way else Became.CANCELLED
+            return Became.LOST if noted.gave_way else Became.CANCELLED
         case JobState.NODE_FAIL:
             return Became.LOST
         case _:

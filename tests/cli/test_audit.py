@@ -137,6 +137,8 @@ def test_a_file_of_prices_that_is_none_is_refused(
         (["--csv", "--json"], "--csv and --json exclude each other"),
         (["--from", "yesterday"], "'yesterday' is no time"),
         (["--from", "1h", "--to", "2h"], "--from '1h' is not before --to '2h'"),
+        (["--by", "node", "fairness"], "--by must stand behind 'gpuq audit fairness'"),
+        (["--json", "job", "last"], "--json must stand behind 'gpuq audit job'"),
         (["--prices", "nowhere.toml"], "cannot read nowhere.toml"),
     ],
 )

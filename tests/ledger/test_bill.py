@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.bill import Bill, bill
+from ledger.bill import Bill, bill, slot_lines
 from ledger.names import JobId, NodeName, WorkerName
 from ledger.timings import DAY_MS, HOUR_MS
 from ledger.usage import Became, SlotUp, SlotUsed, Use
@@ -185,6 +186,9 @@ def test_each_millisecond_of_each_slot_is_counted_once(
     in_period = {(slot, ms) for slot in SLOTS for ms in range(begin, end)}
     wanted = Counter(job for place, job in owner.items() if place in in_period)
 
+    for lines in slot_lines(uses, ups).values():
+        lasting = [line for line in lines if line.end > line.begin]
+        assert all(before.end <= after.begin for before, after in pairwise(lasting))
     made = bill(uses, ups, begin=begin, end=end, by=["job"])
     assert {key: ms for (key,), ms in used_ms(made).items() if ms} == wanted
     assert made.total.occupied_slot_ms == wanted.total()

@@ -14,8 +14,8 @@ import pytest
 from ledger import events as e
 from ledger.bill import bill
 from ledger.events import Liveness, encode
-from ledger.names import NodeName, WorkerName
-from ledger.policy import Policy, Pool
+from ledger.names import JobId, NodeName, WorkerName
+from ledger.policy import Policy, Pool, WorkloadClass
 from ledger.projection import Projection
 from ledger.state import State
 from ledger.usage import Became, SlotUp, UsageLog, Use
@@ -94,6 +94,58 @@ def test_a_cancelled_attempt_is_cancelled_and_one_stopped_for_its_node_is_lost()
     assert only(world).became is Became.LOST
 
 
+@pytest.mark.parametrize(
+    ("rc", "became"),
+    [(e.YIELD_RC, Became.DONE), (0, Became.DONE), (1, Became.FAILED)],
+)
+def test_one_that_gave_way_at_the_end_of_its_quantum_has_saved(rc: int, became: Became) -> None:
+    job, world = yielding_job()
+    world.finish(job, rc=rc, outcome="stopped")
+    world.turn(after_ms=100)
+    assert [use.became for use in log_of(world).uses() if use.job == job] == [became]
+
+
+def test_one_that_was_cancelled_while_it_gave_way_is_cancelled() -> None:
+    job, world = yielding_job()
+    world.cancel(job)
+    world.turn(after_ms=100)
+    world.finish(job, rc=e.YIELD_RC, outcome="stopped")
+    world.turn()
+    assert [use.became for use in log_of(world).uses() if use.job == job] == [Became.CANCELLED]
+
+
+def yielding_job() -> tuple[JobId, World]:
+    """A resumable job with a quantum of a second, which is told to give way to another."""
+    world = world_of_one_node(policy=Policy(classes={"batch": WorkloadClass(quantum_ms=1_000)}))
+    job = running_job(world, resumable=True)
+    world.submit("b")
+    world.turn(after_ms=1_000)
+    assert world.attempt(job).stop_reason == e.YIELDED
+    return job, world
+
+
+def test_a_late_end_of_an_attempt_that_a_newer_one_has_replaced_is_lost_work() -> None:
+    world = world_of_one_node()
+    job = running_job(world, idempotent=True)
+    world.node_is("n1", Liveness.GONE)
+    world.node_up("n2", 1)
+    world.turn(after_ms=100)
+    world.turn()
+    assert world.attempt(job).number == 2
+    world.start(job)
+    world.node_is("n1", Liveness.FRESH)
+    world.turn()
+    world.at += 50
+    world.finish(job, number=1)
+    world.turn()
+    assert [(use.attempt, use.became) for use in log_of(world).uses()] == [
+        (1, Became.LOST),
+        (2, Became.RUNNING),
+    ]
+    first, _ = log_of(world).uses()
+    assert first.ended_at - first.started_at == 150
+
+
 def test_what_runs_is_counted_up_to_the_last_page() -> None:
     world = world_of_one_node()
     running_job(world)
@@ -160,13 +212,19 @@ def test_a_retried_job_has_two_attempts_under_the_pool_in_which_each_was_assigne
     ]
 
 
-def test_jobs_that_the_fold_has_archived_are_still_counted() -> None:
-    """1,300 jobs of 5 ms each, of which the fold keeps the last 1,000 or so."""
+def test_jobs_that_the_fold_has_archived_are_still_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,600 jobs of 5 ms each, of which the fold keeps the last 1,000 or so.
+
+    The log looks for archived ones when it holds 100, 300, 700 and 1,500 attempts.
+    """
+    monkeypatch.setattr("ledger.usage._SWEEP_EVERY", 100)
     world = world_of_one_node()
-    for _ in range(1_300):
+    for _ in range(1_600):
         world.submit()
     world.turn()
-    for _ in range(1_300):
+    for _ in range(1_600):
         job = world.assigned()[-1]
         world.start(job)
         world.at += 5
@@ -174,8 +232,8 @@ def test_jobs_that_the_fold_has_archived_are_still_counted() -> None:
         world.turn()
     assert len(world.state.archive) > 200
     uses = list(log_of(world).uses())
-    assert len({use.job for use in uses}) == 1_300
-    assert sum(use.ended_at - use.started_at for use in uses) == 1_300 * 5
+    assert len({use.job for use in uses}) == 1_600
+    assert sum(use.ended_at - use.started_at for use in uses) == 1_600 * 5
 
 
 # -- slots
@@ -221,6 +279,17 @@ def test_a_second_machine_under_the_name_of_a_serving_node_rents_nothing() -> No
     world.fact(
         e.WorkerRetired(at=world.at, worker=WorkerName("n1-cpu0"), cursor=0), "n1-cpu0~cccccccc"
     )
+    world.turn(after_ms=100)
+    assert spans(world) == [("n1-cpu0", 0, 200)]
+
+
+def test_a_former_incarnation_told_of_late_rents_nothing() -> None:
+    """The third start was told first; the second, with another price, counts no more."""
+    world = World()
+    slot = e.Slot(kind="cpu", index=0)
+    world.ready("n1-cpu0", slot, incarnation="cccccccc", number=3)
+    world.turn(after_ms=100)
+    world.ready("n1-cpu0", e.Slot(kind="cpu", index=0, gpu_uuid="other"), number=2)
     world.turn(after_ms=100)
     assert spans(world) == [("n1-cpu0", 0, 200)]
 

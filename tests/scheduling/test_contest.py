@@ -108,6 +108,46 @@ def test_what_runs_when_the_contest_begins_is_carried() -> None:
     assert (owed(contest, "a"), part(contest, "a").got) == (750, 0)
 
 
+def test_what_is_dispatched_while_the_pool_is_contested_is_not_carried() -> None:
+    """One slot: a's first job is there before b comes; the next ones begin in the contest."""
+    world = fleet(1)
+    for _ in range(4):
+        world.submit("a")
+    world.turn()
+    start_all(world)
+    world.turn(after_ms=100)
+    for _ in range(4):
+        world.submit("b")
+    world.turn()
+    for _ in range(2):
+        world.turn(after_ms=100)
+        world.finish(next(iter(world.state.workers.values())).occupant.job)  # type: ignore[union-attr]
+        world.turn()
+        start_all(world)
+        world.turn()
+    world.turn(after_ms=100)
+    contest = contest_of(world)
+    parts = [contest.parts["default", name] for name in "ab"]
+    assert sum(one.got for one in parts) == 300
+    assert [one.carried for one in parts] == [100, 0]
+
+
+def test_who_has_another_flow_that_can_be_served_is_not_blocked() -> None:
+    world = fleet(1)
+    world.node_up("n2", 1)
+    world.turn()
+    world.retire("n2-cpu0")
+    world.turn()
+    for organization in "bba":
+        world.submit(organization)
+    world.submit("a", workload_class="system", worker="n2-cpu0")
+    world.turn()
+    world.turn(after_ms=700)
+    contest = contest_of(world)
+    assert contest.contested_ms == {"default": 700}
+    assert part(contest, "a").blocked_ms == {}
+
+
 def test_one_organization_alone_and_an_idle_pool_are_no_contest() -> None:
     world = fleet(1)
     for _ in range(3):

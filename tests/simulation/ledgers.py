@@ -93,11 +93,13 @@ def write_objects(store: Store, pages: Sequence[e.Page]) -> None:
         for event in (*(posted.fact for posted in page.facts), *page.seen):
             match event:
                 case e.AttemptStarted():
-                    owner, writer = "start", f"{leads[event.job, event.attempt]}~aaaaaaaa"
+                    owner = "start"
                 case e.ClaimSeen():
-                    owner, writer = event.owner, page.leader
+                    owner = event.owner
                 case _:
                     continue
+            lead = f"{leads[event.job, event.attempt]}~aaaaaaaa"
+            writer = lead if owner == "start" else page.leader
             claim = e.Claim(
                 ledger="test", put_id=PutId("put-claim"), job=event.job, attempt=event.attempt,
                 owner=owner, writer=WriterName(writer), at=page.at,

@@ -205,6 +205,31 @@ def test_a_missing_message_is_named_if_it_was_handled(root: Path) -> None:
     assert (difference.key, difference.recorded) == ("mailbox/n2-cpu1/00000002", None)
 
 
+def test_a_missing_last_message_is_named_if_it_was_handled(root: Path) -> None:
+    last = sorted((root / "mailbox" / "n2-cpu1").iterdir())[-1]
+    last.unlink()
+    assert only(verdict(root)).key == f"mailbox/n2-cpu1/{last.name}"
+
+
+def test_a_missing_message_is_named_if_a_later_one_was_put(tmp_path: Path) -> None:
+    """A run and a stop, of which the worker has handled neither."""
+    world = World()
+    world.node_up("n1", 1)
+    world.turn()
+    job = world.submit()
+    world.turn()
+    world.claim(job, "start")
+    world.cancel(job)
+    world.turn()
+    store = store_of(tmp_path)
+    write_ledger(store, [encode(page) for page in world.pages])
+    write_objects(store, world.pages)
+    assert verify_all(store, "test").differences == []
+    (tmp_path / "mailbox" / "n1-cpu0" / "00000000").unlink()
+    (difference,) = verify_all(store, "test").differences
+    assert difference.key == "mailbox/n1-cpu0/00000000"
+
+
 def test_a_message_that_is_not_put_yet_is_counted(tmp_path: Path) -> None:
     world = World()
     world.node_up("n1", 1)
@@ -403,8 +428,16 @@ def test_a_ledger_with_revokes_and_two_epochs_agrees(tmp_path: Path) -> None:
     write_objects(store, world.pages)
     report = verify_all(store, "test")
     assert report.differences == []
+    revoked = next(
+        path.name
+        for path in (tmp_path / "claims").iterdir()
+        if json.loads(path.read_bytes())["owner"] == "revoke"
+    )
     owners = {json.loads(path.read_bytes())["owner"] for path in (tmp_path / "claims").iterdir()}
     assert owners == {"start", "revoke"}
+    store.put_once(f"logs/{revoked}.log", b"rc=0\n")
+    (difference,) = verify_all(store, "test").differences
+    assert difference.derived == "no log: the attempt was revoked"
 
 
 # -- copies

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuq import cancel, init, logs, nodes, operate, policy, run, status, submit, why
+from gpuq import cancel, export, init, logs, nodes, operate, policy, run, status, submit, why
+from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags
 from gpuq.render import epilog
 from gpuq.replay import replay_app
@@ -212,5 +213,15 @@ _add(
     "doctor",
     short="Ask whether the store can hold a ledger.",
     examples=["gpuq doctor --store s3://bucket/prefix"],
+)
+app.add_typer(audit_app, name="audit", short_help="Who used what, at what cost, how fairly.")
+_add(
+    export.export,
+    "export",
+    short="Write jobs, attempts or slot time as a table.",
+    examples=[
+        "gpuq export jobs > jobs.csv",
+        "gpuq export usage --format parquet -o usage.parquet --from 30d",
+    ],
 )
 app.add_typer(replay_app, name="replay", short_help="Verify a ledger; compare policies on it.")

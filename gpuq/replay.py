@@ -1,11 +1,10 @@
 """``gpuq replay``: what a ledger's own pages prove, without trust in whoever wrote them.
 
-Owns the showing of a verification. Of the ledger its journal alone is read.
+Owns the showing of a verification.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import msgspec
@@ -13,19 +12,19 @@ import typer
 
 from gpuq.client import Client, connect, settings_of
 from gpuq.compare import compare, whatif
+from gpuq.history import parse_moment
+from gpuq.progress import Progress
 from gpuq.render import epilog, print_json, printable
-from ledger.clock import Clock
-from simulation.verify import Difference, Verification, verify
+from ledger.errors import RequestError
+from simulation.difference import Difference
+from simulation.objects import ObjectCounts
+from simulation.verify import Period, Verification, verify_all
 
 replay_app = typer.Typer(help="Prove what happened, ask what would have happened.")
 
 DIFFERENT = 1
 """Exit code of ``verify`` where the ledger is not what its decisions derive to."""
 
-PATIENCE_MS = 2_000
-"""A verification that takes no longer shows no progress."""
-
-REDRAW_MS = 200
 _VALUE_MAX_CHARACTERS = 300
 
 
@@ -36,21 +35,37 @@ def replay() -> None:
 
 @replay_app.command(
     "verify",
-    epilog=epilog("gpuq replay verify", "gpuq replay verify --store /copy/of/ledger --json"),
+    epilog=epilog(
+        "gpuq replay verify",
+        "gpuq replay verify --from 7d",
+        "gpuq replay verify --store /copy/of/ledger --json",
+    ),
 )
 def verify_command(
     context: typer.Context,
     *,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", help="Only from then on: 7d (ago), or a local time."),
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Only up to then.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Stable JSON; see docs/CLI.md.")] = False,
 ) -> None:
-    """Derive every decision of the ledger again; exit 1 at the first difference."""
+    """Derive every decision again, and hold all other objects against the journal."""
     client = connect(settings_of(context))
-    report = _verified(client)
+    period = _period(client, begin, end)
+    with Progress(client.clock, client.store) as progress:
+        report = verify_all(
+            client.store,
+            client.ledger,
+            lambda report: progress.show(report.pages, "derived again"),
+            period,
+        )
     if json:
         print_json({"store": client.store.url, **msgspec.to_builtins(report)})
     else:
         print("\n".join(_lines(client.store.url, report)))
-    if report.difference is not None:
+    if report.differences:
         raise typer.Exit(DIFFERENT)
 
 
@@ -68,35 +83,15 @@ replay_app.command(
 )(whatif)
 
 
-def _verified(client: Client) -> Verification:
-    if not sys.stderr.isatty():
-        return verify(client.store, client.ledger)
-    progress = _Progress(client.clock)
-    try:
-        return verify(client.store, client.ledger, progress.show)
-    finally:
-        progress.wipe()
-
-
-class _Progress:
-    """One line on a terminal, from the moment at which a person begins to wonder."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._next_ms = clock.boot_ms() + PATIENCE_MS
-        self._drawn = False
-
-    def show(self, report: Verification) -> None:
-        now_ms = self._clock.boot_ms()
-        if now_ms >= self._next_ms:
-            self._next_ms = now_ms + REDRAW_MS
-            self._drawn = True
-            sys.stderr.write(f"\r{report.pages} pages, {report.decisions} decisions derived again")
-            sys.stderr.flush()
-
-    def wipe(self) -> None:
-        if self._drawn:
-            sys.stderr.write("\r\x1b[K")
+def _period(client: Client, begin: str | None, end: str | None) -> Period:
+    now_ms = client.store.clock_ms()
+    period = Period(
+        from_ms=0 if begin is None else parse_moment(begin, now_ms),
+        until_ms=None if end is None else parse_moment(end, now_ms),
+    )
+    if period.until_ms is not None and period.from_ms > period.until_ms:
+        raise RequestError(f"--from {begin!r} is not before --to {end!r}")
+    return period
 
 
 def _lines(url: str, report: Verification) -> list[str]:
@@ -109,9 +104,41 @@ def _lines(url: str, report: Verification) -> list[str]:
         f"jobs       {report.jobs}, of which {report.ended_jobs} ended",
         f"head       {report.head or '-'}",
     ]
-    if report.difference is None:
-        return [*lines, "result     identical: every decision was derived again from the pages"]
-    return [*lines, *_difference_lines(report.difference)]
+    if report.objects is not None:
+        lines.append(f"objects    {_objects(report.objects)}")
+    if report.difference is not None:
+        page = report.difference.page
+        lines.append(f"result     DIFFERENT at page {page}; the counts end before it")
+    elif report.differences:
+        count = len(report.differences)
+        lines.append(f"result     DIFFERENT: {count} object{'' if count == 1 else 's'}")
+    else:
+        lines.append(
+            "result     identical: every decision was derived again, and every other object agrees"
+        )
+    return [*lines, *(line for one in report.differences for line in _difference_lines(one))]
+
+
+def _objects(counts: ObjectCounts) -> str:
+    """What was held against the journal, and what was left out."""
+    looked_at = [
+        f"{counts.facts} facts",
+        f"{counts.messages} messages",
+        f"{counts.claims} claims",
+        f"{counts.logs} logs",
+        f"{counts.blobs} blobs",
+        f"{counts.checkpoints} checkpoints",
+    ]
+    left_out = [
+        f"{count} {what}"
+        for count, what in (
+            (counts.unposted_facts, "facts not yet posted"),
+            (counts.undelivered_messages, "messages not yet put"),
+            (counts.strays, "not of the ledger"),
+        )
+        if count
+    ]
+    return ", ".join(looked_at) + (f" ({', '.join(left_out)})" if left_out else "")
 
 
 def _remarks(report: Verification) -> str:
@@ -119,15 +146,18 @@ def _remarks(report: Verification) -> str:
     remarks = []
     if report.void_pages:
         remarks.append(f"{report.void_pages} void, of a leader that was none any more")
+    if report.earlier_pages:
+        remarks.append(f"{report.earlier_pages} before the period, folded but not derived again")
     if report.skipped_pages:
         remarks.append(f"{report.skipped_pages} of other rules, folded but not derived again")
     return f" ({'; '.join(remarks)})" if remarks else ""
 
 
 def _difference_lines(difference: Difference) -> list[str]:
+    page = "no page tells of it" if difference.page is None else f"page {difference.page}"
     return [
-        f"result     DIFFERENT at page {difference.page}; the counts end before it",
-        f"page       {difference.key}",
+        "",
+        f"object     {printable(difference.key)} ({page})",
         f"field      {difference.field}",
         f"recorded   {_short(difference.recorded)}",
         f"derived    {_short(difference.derived)}",

@@ -26,6 +26,7 @@ from gpuq.client import Client, connect, settings_of
 from gpuq.config import Settings, StoreChoice
 from gpuq.idle import connect_unless_idle, run_on_idle
 from gpuq.parse import parse_duration
+from gpuq.prices import parse_price
 from gpuq.render import say
 from ledger.clock import SystemClock
 from ledger.errors import RequestError
@@ -55,6 +56,10 @@ GpusOption = Annotated[
 ]
 PoolOption = Annotated[str, typer.Option("--pool", "-p", help="The pool that its slots serve.")]
 
+PriceOption = Annotated[
+    str, typer.Option("--price", help="What this node costs an hour, for 'gpuq audit': 2.5.")
+]
+
 
 def up(
     context: typer.Context,
@@ -63,9 +68,10 @@ def up(
     slots: SlotsOption = None,
     gpus: GpusOption = "",
     pool: PoolOption = "",
+    price: PriceOption = "",
 ) -> None:
     """Run jobs on this machine: its supervisor, its workers and an elected dispatcher."""
-    supervisor(context, node=node, slots=slots, gpus=gpus, pool=pool)
+    supervisor(context, node=node, slots=slots, gpus=gpus, pool=pool, price=price)
 
 
 def supervisor(
@@ -75,6 +81,7 @@ def supervisor(
     slots: SlotsOption = None,
     gpus: GpusOption = "",
     pool: PoolOption = "",
+    price: PriceOption = "",
     no_dispatch: Annotated[
         bool, typer.Option("--no-dispatch", help="Never lead; another node must.")
     ] = False,
@@ -94,6 +101,7 @@ def supervisor(
 
     settings = settings_of(context)
     _check_tmux_session(tmux)
+    price_micros = parse_price(price) if price else 0
     idleness = _idleness(settings, idle_exit, on_idle)
     _log_to_stderr()
     client = connect_unless_idle(settings, idleness)
@@ -108,6 +116,7 @@ def supervisor(
         dispatches=not no_dispatch,
         read_gpus=reader.read,
         idleness=idleness,
+        price_micros=price_micros,
     )
     if _supervise(client, options, tmux):
         run_on_idle(on_idle)
@@ -159,6 +168,7 @@ def _worker_argv(
     return [
         *_command(store), "worker", "--node", options.node, "--pool", options.pool,
         *(["--leaving"] if leaving else []),
+        *(["--price-micros", str(options.price_micros)] if options.price_micros else []),
         "--worker", worker, "--slot", msgspec.json.encode(slot).decode(),
     ]  # fmt: skip
 
@@ -204,6 +214,7 @@ def worker(
     worker: Annotated[str, typer.Option("--worker")],
     slot: Annotated[str, typer.Option("--slot", help="JSON, as the ledger has it.")],
     leaving: Annotated[bool, typer.Option("--leaving", help="End what is underway there.")] = False,
+    price_micros: Annotated[int, typer.Option("--price-micros", min=0)] = 0,
 ) -> None:
     """Serve one slot; started by the supervisor."""
     from roles.devices import GpuReader, gpus_of_slots, is_mig, mig_uuids
@@ -228,6 +239,7 @@ def worker(
         slot=served,
         job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ), mig_uuids=uuids),
         leaving=leaving,
+        price_micros=price_micros,
         process=identity_of(os.getpid()),
     )
     read_gpus = (

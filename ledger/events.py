@@ -252,6 +252,8 @@ class WorkerReady(WorkerFact, frozen=True, tag="ready"):
     """What it adopted; whatever else it occupied is over."""
     incarnation: int = 0
     """Grows with each start of the worker, wherever it is started; 0: not told."""
+    price_micros: int = 0
+    """What its whole node costs an hour, in millionths of the unit of money; 0: not told."""
 
 
 class AttemptStarted(WorkerFact, frozen=True, tag="start"):

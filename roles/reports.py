@@ -62,7 +62,12 @@ class Reports:
         return attempt_name(ref.job, ref.attempt) in self._notes.reported
 
     def ready(
-        self, node: NodeName, pool: str, slot: e.Slot, running: tuple[AttemptRef, ...]
+        self,
+        node: NodeName,
+        pool: str,
+        slot: e.Slot,
+        running: tuple[AttemptRef, ...],
+        price_micros: int,
     ) -> None:
         self._report(
             e.WorkerReady(
@@ -73,6 +78,7 @@ class Reports:
                 slot=slot,
                 running=running,
                 incarnation=self._notes.incarnation,
+                price_micros=price_micros,
             )
         )
 

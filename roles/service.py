@@ -55,6 +55,8 @@ class WorkerOptions:
     job_base: JobBase
     leaving: bool = False
     """The slot is no longer offered: end what is underway, tell of it, and be done."""
+    price_micros: int = 0
+    """What its node costs an hour, in millionths; 0: not told."""
     process: Identity | None = None
     """Of the worker itself, for its supervisor."""
 
@@ -124,7 +126,7 @@ class Service:
                 attempt.end_fact = FORMER_END
         running = tuple(a.ref for a in self._watched.values() if not a.is_reported)
         options = self._options
-        self._reports.ready(options.node, options.pool, options.slot, running)
+        self._reports.ready(options.node, options.pool, options.slot, running, options.price_micros)
         for stop in inheritance.stops:
             self._stop(self._watched[stop.ref], stop.reason, stop.grace_ms)
         for ref in inheritance.unannounced:

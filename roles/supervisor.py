@@ -47,6 +47,8 @@ class SupervisorOptions:
     read_gpus: Callable[[], Sequence[Reading]]
     idleness: Idleness | None = None
     """The node drains when it is over; None: never."""
+    price_micros: int = 0
+    """What the node costs an hour, in millionths; 0: not told."""
 
 
 class Respawn:

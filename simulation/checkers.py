@@ -27,7 +27,7 @@ from simulation.bucket import Bucket
 from simulation.hub import Process
 from simulation.machine import Machine
 from simulation.memory import ManualClock, MemoryStore
-from simulation.verify import verify
+from simulation.verify import verify_all
 
 CLOCK_ERROR_MAX_MS = 70_000
 """How far a page's time may be from the true one: what a leader may be off, and a little."""
@@ -215,9 +215,9 @@ class Truth:
             projection.apply(page, hashlib.sha256(body).hexdigest())
 
     def _check_readers(self, store: MemoryStore, ledger: str) -> State:
-        report = verify(store, ledger)
-        if report.difference is not None:
-            raise Breach(f"replay differs: {msgspec.json.encode(report.difference).decode()}")
+        report = verify_all(store, ledger)
+        if report.differences:
+            raise Breach(f"replay differs: {msgspec.json.encode(report.differences).decode()}")
         journal = Journal(store, ledger)
         try:
             journal.load()

@@ -217,8 +217,10 @@ def _ready_lists_nothing() -> Patches:
     """Rule 9: a new incarnation does not say what it adopted."""
     ready = Reports.ready
 
-    def ready_without(self: Reports, node: Any, pool: Any, slot: Any, running: Any) -> None:
-        ready(self, node, pool, slot, ())
+    def ready_without(
+        self: Reports, node: Any, pool: Any, slot: Any, running: Any, price_micros: int
+    ) -> None:
+        ready(self, node, pool, slot, (), price_micros)
 
     return [(Reports, "ready", ready_without)]
 

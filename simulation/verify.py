@@ -29,23 +29,16 @@ from ledger.state import RULES, State
 from ledger.stores.base import Store
 from scheduling.decide import Scheduler
 from scheduling.turn import take_turn
+from simulation.difference import Difference, plain
+from simulation.objects import ObjectCounts, Objects
 
 _BROKEN = (ArithmeticError, AssertionError, LookupError, ValueError)
 """What the fold raises over facts or decisions that no leader would have let in."""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal says beside what it should say, as JSON values."""
-
-    page: Seq
-    key: str
-    field: str
-    recorded: Any
-    derived: Any
-
-
 class Verification(msgspec.Struct, kw_only=True):
-    """The outcome. ``skipped_pages`` carry another version of the rules: folded only."""
+    """The outcome. ``skipped_pages`` carry another version of the rules: folded only; so are
+    ``earlier_pages``, which are before the period."""
 
     ledger: str
     pages: int = 0
@@ -56,48 +49,98 @@ class Verification(msgspec.Struct, kw_only=True):
     epochs: int = 0
     void_pages: int = 0
     skipped_pages: int = 0
+    earlier_pages: int = 0
     fair: str = ""
     """Digest of the fair state after the last page."""
     head: str = ""
     """sha256 of the last page: who keeps it can tell whether the history before it changed."""
     difference: Difference | None = None
+    """The first in the journal; all that follows would rest on it."""
+    differences: list[Difference] = []
+    """That one, or else those of all other objects."""
+    objects: ObjectCounts | None = None
+    """Of the other objects; None where they were not looked at."""
+
+
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """Only decisions and objects of pages posted from then, and until then, are checked."""
+
+    from_ms: int = 0
+    until_ms: int | None = None
+
+
+WHOLE = Period()
 
 
 def verify(
-    store: Store, ledger: str, progress: Callable[[Verification], None] = lambda report: None
+    store: Store,
+    ledger: str,
+    progress: Callable[[Verification], None] = lambda report: None,
+    period: Period = WHOLE,
 ) -> Verification:
     """Fold the journal from page 0 and derive each decision again. O(events * log n).
 
     ``progress`` is called after each page. Raises TransientError where the store gives no
     news, UpgradeError where the chain holds a page of a newer format.
     """
-    return _Verifier(store, ledger).run(progress)
+    return _Verifier(store, ledger, period).run(progress)
+
+
+def verify_all(
+    store: Store,
+    ledger: str,
+    progress: Callable[[Verification], None] = lambda report: None,
+    period: Period = WHOLE,
+) -> Verification:
+    """The same, and all other objects held against the journal, if that itself is sound."""
+    objects = Objects(store, ledger, from_ms=period.from_ms)
+    verifier = _Verifier(store, ledger, period, objects.page)
+    report = verifier.run(progress)
+    if report.difference is None:
+        is_whole = period.until_ms is None
+        report.differences = list(objects.differences(verifier.projection, is_whole=is_whole))
+        report.objects = objects.counts
+    return report
 
 
 class _Verifier:
-    def __init__(self, store: Store, ledger: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ledger: str,
+        period: Period,
+        watch: Callable[[Page, Projection], None] = lambda page, projection: None,
+    ) -> None:
+        """``watch`` is called with each page that counts, once it is folded."""
         self._store = store
-        self._projection = Projection(State(ledger=ledger))
-        self._scheduler = Scheduler(self._projection)
+        self._period = period
+        self._watch = watch
+        self.projection = Projection(State(ledger=ledger))
+        self._scheduler: Scheduler | None = None
         self._report = Verification(ledger=ledger)
+        self._is_over = False
+        """The period ended before the page that was looked at last."""
 
     def run(self, progress: Callable[[Verification], None]) -> Verification:
-        report, state = self._report, self._projection.state
+        report, state = self._report, self.projection.state
         for key, body in _bodies(self._store):
             report.difference = self._check(key, body)
             if report.difference is not None:
+                report.differences = [report.difference]
+                break
+            if self._is_over:
                 break
             report.pages += 1
             progress(report)
         report.jobs = len(state.jobs) + len(state.archive)
         report.ended_jobs = len(state.ended) + len(state.archive)
         report.epochs, report.void_pages = state.epoch, state.void_pages
-        report.fair = self._projection.fair.digest()
+        report.fair = self.projection.fair.digest()
         report.head = state.page_sha256
         return report
 
     def _check(self, key: str, body: bytes | None) -> Difference | None:
-        seq = Seq(self._projection.state.seq + 1)
+        seq = Seq(self.projection.state.seq + 1)
         if body is None:
             return Difference(
                 page=seq, key=key, field="body", recorded=None, derived="a page: later ones exist"
@@ -114,6 +157,10 @@ class _Verifier:
         wrong = self._chain(page, key, sha256)
         if wrong is not None:
             return wrong
+        until_ms = self._period.until_ms
+        self._is_over = until_ms is not None and page.at > until_ms
+        if self._is_over:
+            return None
         try:
             return self._fold(page, key, sha256)
         except _BROKEN as error:
@@ -121,7 +168,7 @@ class _Verifier:
             return _difference(page, key, "facts", broken, "facts that can be folded")
 
     def _chain(self, page: Page, key: str, sha256: str) -> Difference | None:
-        state = self._projection.state
+        state = self.projection.state
         for field, value in (("ledger", state.ledger), ("seq", state.seq + 1)):
             if getattr(page, field) != value:
                 return _difference(page, key, field, getattr(page, field), value)
@@ -133,7 +180,7 @@ class _Verifier:
 
     def _broken_link(self, page: Page, key: str, sha256: str) -> Difference:
         """Of the two pages at a broken link, the changed one is the one that none vouches for."""
-        state = self._projection.state
+        state = self.projection.state
         vouched = self._link_after(page.seq)
         if state.seq < 0 or vouched not in ("", sha256):
             return _difference(page, key, "prev_sha256", page.prev_sha256, state.page_sha256)
@@ -155,22 +202,28 @@ class _Verifier:
 
     def _fold(self, page: Page, key: str, sha256: str) -> Difference | None:
         report = self._report
-        if page.rules != RULES or not self._projection.is_legitimate(page):
-            report.skipped_pages += page.rules != RULES
-            self._projection.apply(page, sha256)
-            self._scheduler = Scheduler(self._projection)
+        is_earlier = page.at < self._period.from_ms
+        if is_earlier or page.rules != RULES or not self.projection.is_legitimate(page):
+            report.earlier_pages += is_earlier
+            report.skipped_pages += page.rules != RULES and not is_earlier
+            self._scheduler = None
+            if self.projection.apply(page, sha256):
+                self._watch(page, self.projection)
             return None
         wrong = self._decisions(page, key)
         if wrong is None:
             report.facts += len(page.facts)
             report.decisions += len(page.decisions)
-            self._projection.finish(page.seq, sha256)
+            self.projection.finish(page.seq, sha256)
+            self._watch(page, self.projection)
         return wrong
 
     def _decisions(self, page: Page, key: str) -> Difference | None:
+        if self._scheduler is None:
+            self._scheduler = Scheduler(self.projection)
         elected = any(isinstance(decision, Elected) for decision in page.decisions)
         derived, fair = take_turn(
-            self._projection,
+            self.projection,
             self._scheduler,
             at=page.at,
             epoch=page.epoch,
@@ -203,13 +256,9 @@ def _difference(page: Page, key: str, field: str, recorded: Any, derived: Any) -
         page=page.seq,
         key=key,
         field=field,
-        recorded=_plain(recorded),
-        derived=_plain(derived),
+        recorded=plain(recorded),
+        derived=plain(derived),
     )
-
-
-def _plain(value: Any) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _bodies(store: Store) -> Iterator[tuple[str, bytes | None]]:

@@ -96,7 +96,9 @@ class Fleet:
         )
         self.report(attempt.lead, fact)
 
-    def finish(self, job: str, rc: int, *, outcome: str = "exited", log: bytes = b"") -> None:
+    def finish(
+        self, job: str, rc: int, *, outcome: str = "exited", log: bytes = b"", ran_ms: int = 1_500
+    ) -> None:
         """Ship the whole log as a worker does, then report the end."""
         attempt = self._attempt(job)
         newline = b"\n" if log and not log.endswith(b"\n") else b""
@@ -111,7 +113,7 @@ class Fleet:
             attempt=attempt.number,
             outcome=outcome,
             rc=rc,
-            started_at=now_ms - 1_500,
+            started_at=now_ms - ran_ms,
             ended_at=now_ms,
             log_bytes=len(log),
         )

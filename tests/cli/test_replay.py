@@ -13,9 +13,11 @@ import msgspec
 import pytest
 
 from gpuq.__main__ import run
+from gpuq.progress import bar
 from ledger.clock import SystemClock
+from ledger.events import decode_page
 from ledger.stores import open_store
-from tests.simulation.ledgers import bodies_of, eventful_world, write_ledger
+from tests.simulation.ledgers import bodies_of, eventful_world, write_ledger, write_objects
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 20_261_201
@@ -33,7 +35,9 @@ def bodies() -> list[bytes]:
 def ledger(tmp_path: Path, bodies: list[bytes], gpuq_env: Mapping[str, str]) -> Path:
     """A folder store with two epochs, six jobs and every page intact."""
     folder = tmp_path / "ledger"
-    write_ledger(open_store(str(folder), clock=SystemClock(), rng=random.Random()), bodies)
+    store = open_store(str(folder), clock=SystemClock(), rng=random.Random())
+    write_ledger(store, bodies)
+    write_objects(store, [decode_page(body) for body in bodies])
     return folder
 
 
@@ -92,7 +96,7 @@ def test_a_difference_shows_page_field_and_both_values(
     edit(ledger, bodies, b'"cost_ms":1000', b'"cost_ms":1001')
     assert run(["replay", "verify", "--store", str(ledger)]) == 1
     said = capsys.readouterr().out
-    lines = dict(line.split(maxsplit=1) for line in said.splitlines())
+    lines = dict(line.split(maxsplit=1) for line in said.splitlines() if line)
     assert lines["field"] == "decisions[0]"
     assert msgspec.json.decode(lines["recorded"])["cost_ms"] == 1001
     assert msgspec.json.decode(lines["derived"])["cost_ms"] == 1000
@@ -109,6 +113,42 @@ def test_a_long_value_is_cut_in_text_and_whole_in_json(
     assert "whole with --json" in out
     assert run(["replay", "verify", "--store", str(ledger), "--json"]) == 1
     assert "n" * 5_000 in capsys.readouterr().out
+
+
+def test_other_objects_are_listed_after_the_result(
+    ledger: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fact and a claim are gone; the pages themselves are sound."""
+    fact = sorted((ledger / "facts").rglob("*.finish"))[0]
+    claim = sorted((ledger / "claims").iterdir())[0]
+    fact.unlink()
+    claim.unlink()
+    assert run(["replay", "verify", "--store", str(ledger)]) == 1
+    out = capsys.readouterr().out
+    assert "result     DIFFERENT: 2 objects\n" in out
+    assert f"object     {fact.relative_to(ledger)} (page " in out
+    assert f"object     {claim.relative_to(ledger)} (page " in out
+    assert run(["replay", "verify", "--store", str(ledger), "--json"]) == 1
+    report = msgspec.json.decode(capsys.readouterr().out)
+    assert report["difference"] is None
+    assert [one["recorded"] for one in report["differences"]] == [None, None]
+
+
+def test_a_period_is_told(ledger: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", "verify", "--store", str(ledger), "--to", "2000-01-01"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (lines["pages"], lines["jobs"]) == ("0", "0, of which 0 ended")
+    args = ["replay", "verify", "--store", str(ledger), "--from", "1h", "--to", "2h"]
+    assert run(args) == 64
+    assert "--from '1h' is not before --to '2h'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "cells"), [(0, 60, 0), (30, 60, 15), (59, 60, 29), (60, 60, 30), (90, 60, 30)]
+)
+def test_the_bar_is_as_long_as_what_is_done(done: int, total: int, cells: int) -> None:
+    assert bar(done, total) == f"[{'#' * cells}{'.' * (30 - cells)}] "
+    assert bar(done, 0) == ""
 
 
 def test_no_ledger_is_one_line_with_the_mend(
@@ -149,10 +189,10 @@ def test_progress_is_shown_on_a_terminal_once_it_takes_long_and_is_wiped(
     patience_ms: int,
     is_drawn: bool,
 ) -> None:
-    monkeypatch.setattr("gpuq.replay.PATIENCE_MS", patience_ms)
-    monkeypatch.setattr("gpuq.replay.REDRAW_MS", 0)
+    monkeypatch.setattr("gpuq.progress.PATIENCE_MS", patience_ms)
+    monkeypatch.setattr("gpuq.progress.REDRAW_MS", 0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run(["replay", "verify", "--store", str(ledger)]) == 0
     err = capsys.readouterr().err
-    assert (f"\r{len(bodies)} pages, " in err) == is_drawn
+    assert (f"\r{len(bodies)} pages derived again" in err) == is_drawn
     assert err.endswith("\r\x1b[K") == is_drawn

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ledger import events as e
 from ledger.events import ClaimSeen, LedgerInfo, Liveness, PutId, encode
-from ledger.keys import LEDGER, page_key
-from ledger.names import JobId
+from ledger.keys import LEDGER, claim_key, message_key, page_key
+from ledger.names import JobId, WriterName
 from ledger.policy import Organization, Policy, Pool
+from ledger.projection import Projection
+from ledger.state import State
 from ledger.stores.base import Store
-from tests.world import START_MS, World
+from tests.world import START_MS, World, sha256_of
 
 WEIGHTS = {"astro": 4_000, "bio": 2_000, "chem": 1_000}
 
@@ -71,6 +74,37 @@ def write_ledger(store: Store, bodies: Sequence[bytes]) -> None:
     store.put_once(LEDGER, encode(info))
     for seq, body in enumerate(bodies):
         store.put_once(page_key(seq), body)
+
+
+def write_objects(store: Store, pages: Sequence[e.Page]) -> None:
+    """What stands beside the journal of a ``World``: facts, messages, and claims of what ran."""
+    projection = Projection(State(ledger="test"))
+    leads: dict[tuple[JobId, int], str] = {}
+    for page in pages:
+        projection.apply(page, sha256_of(page))
+        for worker in projection.state.workers.values():
+            for number, message in worker.messages.items():
+                store.put_once(message_key(worker.name, number), encode(message))
+        for posted in page.facts:
+            store.put_once(posted.key, encode(posted.fact))
+        for decision in page.decisions:
+            if isinstance(decision, e.AttemptAssigned):
+                leads[decision.job, decision.attempt] = decision.slots[0]
+        for event in (*(posted.fact for posted in page.facts), *page.seen):
+            match event:
+                case e.AttemptStarted():
+                    owner = "start"
+                case e.ClaimSeen():
+                    owner = event.owner
+                case _:
+                    continue
+            lead = f"{leads[event.job, event.attempt]}~aaaaaaaa"
+            writer = lead if owner == "start" else page.leader
+            claim = e.Claim(
+                ledger="test", put_id=PutId("put-claim"), job=event.job, attempt=event.attempt,
+                owner=owner, writer=WriterName(writer), at=page.at,
+            )  # fmt: skip
+            store.put_once(claim_key(event.job, event.attempt), encode(claim))
 
 
 def bodies_of(world: World) -> list[bytes]:

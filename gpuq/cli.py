@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuq import cancel, init, logs, nodes, operate, policy, run, status, submit, why
+from gpuq import cancel, init, logs, metrics, nodes, operate, policy, run, status, submit, why
 from gpuq.config import Invocation, StoreFlags
 from gpuq.render import epilog
 from gpuq.replay import replay_app
@@ -148,6 +148,12 @@ _add(
 _add(cancel.hold, "hold", short="Keep waiting jobs from starting.", examples=["gpuq hold train"])
 _add(cancel.release, "release", short="Let held jobs go on.", examples=["gpuq release train"])
 _add(nodes.nodes, "nodes", short="Show nodes, workers and GPUs.", examples=["gpuq nodes --all"])
+_add(
+    metrics.metrics,
+    "metrics",
+    short="Show waits, retries, costs and fairness.",
+    examples=["gpuq metrics --since 1h --by class", "gpuq metrics --prometheus"],
+)
 _add(
     operate.move,
     "move",

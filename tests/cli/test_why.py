@@ -33,7 +33,7 @@ def busy(gpuq: Gpuq, fleet: Fleet) -> list[str]:
     fleet.ready("n1-cpu0")
     fleet.ready("n1-cpu1")
     fleet.post()
-    jobs = []
+    jobs: list[str] = []
     for organization, limit in (("o", "10m"), ("p", "20m"), ("o", "5m"), ("o", "5m"), ("p", "5m")):
         name = f"{organization}{len(jobs)}"
         args = ["--org", organization, "--name", name, "-t", limit, "-q", "--", "true"]

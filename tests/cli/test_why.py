@@ -154,6 +154,21 @@ def test_a_job_that_no_page_has_says_so_and_who_leads(gpuq: Gpuq, script: str) -
     assert gpuq("why", "last", "--json").json["state"] == "PENDING"
 
 
+def test_that_nobody_leads_is_said_first(
+    gpuq: Gpuq, busy: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that is a hundred thousand times shorter is over when the command looks."""
+    before = gpuq("why", "o3", "--json").json
+    monkeypatch.setenv("GPUQ_TIME_SCALE", "100000")
+    out = gpuq("why", "o3").out
+    assert out.startswith(f"{busy[3]} o3 waits: nobody leads, start a leader with 'gpuq up'; ")
+    assert out.splitlines()[0].endswith("as of the last page: 1 before it in o/batch")
+    # What was then is not explained by what is now.
+    assert gpuq("why", "o3", "--at", before["as_of"].replace("Z", "+00:00")).out.startswith(
+        f"{busy[3]} o3 waits: 1 before it in o/batch\n"
+    )
+
+
 def test_a_job_that_was_rejected_says_why(gpuq: Gpuq, fleet: Fleet) -> None:
     """The policy that refuses it is in force only after it was submitted."""
     fleet.ready("n1-cpu0")

@@ -14,7 +14,20 @@ from typing import Annotated, Any
 
 import typer
 
-from gpuq import cancel, export, init, logs, nodes, operate, policy, run, status, submit, why
+from gpuq import (
+    cancel,
+    export,
+    init,
+    logs,
+    metrics,
+    nodes,
+    operate,
+    policy,
+    run,
+    status,
+    submit,
+    why,
+)
 from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags
 from gpuq.render import epilog
@@ -155,6 +168,12 @@ _add(
 _add(cancel.hold, "hold", short="Keep waiting jobs from starting.", examples=["gpuq hold train"])
 _add(cancel.release, "release", short="Let held jobs go on.", examples=["gpuq release train"])
 _add(nodes.nodes, "nodes", short="Show nodes, workers and GPUs.", examples=["gpuq nodes --all"])
+_add(
+    metrics.metrics,
+    "metrics",
+    short="Show waits, retries, costs and fairness.",
+    examples=["gpuq metrics --since 1h --by class", "gpuq metrics --prometheus"],
+)
 _add(
     operate.move,
     "move",

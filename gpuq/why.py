@@ -64,7 +64,8 @@ def why(
     if job_id in view.unposted and at is None:
         _show_unposted(view, job_id, json=json)
         return
-    answer = _Answer(_follow(client, view, job_id, now_ms), now_ms)
+    nobody_leads = at is None and not view.leadership.alive
+    answer = _Answer(_follow(client, view, job_id, now_ms), now_ms, nobody_leads=nobody_leads)
     if json:
         print_json(answer.json())
     else:
@@ -108,10 +109,11 @@ def _show_unposted(view: View, job_id: JobId, *, json: bool) -> None:
 class _Answer:
     """One job as of one moment."""
 
-    def __init__(self, read: tuple[Followed, Wait], now_ms: int) -> None:
+    def __init__(self, read: tuple[Followed, Wait], now_ms: int, *, nobody_leads: bool) -> None:
         self._followed, self._wait = read
         self._state = self._followed.state
         self._now_ms = now_ms
+        self._nobody_leads = nobody_leads
         assert self._wait.job is not None
         self._job: Job = self._wait.job
         self._explainer = Explainer(self._followed.projection, now_ms)
@@ -127,6 +129,11 @@ class _Answer:
         job = self._job
         overdue = ", overdue" if self._explainer.is_overdue(job) else ""
         match job.state:
+            case JobState.PENDING if self._nobody_leads:
+                return (
+                    f"waits{overdue}: nobody leads, start a leader with 'gpuq up'; "
+                    f"as of the last page: {self._explainer.why(job)}"
+                )
             case JobState.PENDING:
                 return f"waits{overdue}: {self._explainer.why(job)}"
             case JobState.HELD if job.wakes_at:

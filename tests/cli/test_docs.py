@@ -94,6 +94,7 @@ def test_every_json_key_is_there(gpuq: Gpuq, fleet: Fleet, words: set[str]) -> N
             ["status", "--json", job],
             ["why", "--json", job],
             ["why", "--json", "waits"],
+            ["metrics", "--json"],
             ["nodes", "--json"],
             ["submit", "--json", "--", "b"],
             ["doctor", "--json"],

@@ -11,6 +11,7 @@ from ledger.names import FlowId
 from ledger.policy import FlowAgreement, Limits, Organization, Policy
 from tests.cli.conftest import Gpuq
 from tests.cli.fleet import Fleet
+from tests.waiting import wait_until
 
 
 def lines(out: str) -> dict[str, str]:
@@ -152,6 +153,24 @@ def test_a_job_that_no_page_has_says_so_and_who_leads(gpuq: Gpuq, script: str) -
     assert out.startswith(f"{job} hello.sh is not yet posted")
     assert "start a leader with 'gpuq up'" in out
     assert gpuq("why", "last", "--json").json["state"] == "PENDING"
+
+
+def test_that_nobody_leads_is_said_first(
+    gpuq: Gpuq, busy: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two leases, a thousand times shorter, are 60 ms."""
+    before = gpuq("why", "o3", "--json").json
+    monkeypatch.setenv("GPUQ_TIME_SCALE", "1000")
+    wait_until(
+        lambda: "nobody leads" in gpuq("why", "o3").out, deadline_s=10, what="the lease to be over"
+    )
+    out = gpuq("why", "o3").out
+    assert out.startswith(f"{busy[3]} o3 waits: nobody leads, start a leader with 'gpuq up'; ")
+    assert out.splitlines()[0].endswith("as of the last page: 1 before it in o/batch")
+    # What was then is not explained by what is now.
+    assert gpuq("why", "o3", "--at", before["as_of"].replace("Z", "+00:00")).out.startswith(
+        f"{busy[3]} o3 waits: 1 before it in o/batch\n"
+    )
 
 
 def test_a_job_that_was_rejected_says_why(gpuq: Gpuq, fleet: Fleet) -> None:

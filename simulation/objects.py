@@ -32,16 +32,15 @@ from ledger.keys import (
     CHECKPOINTS,
     CLAIMS,
     FACTS,
-    LOGS,
     MAILBOX,
     FactKey,
     blob_key,
     claim_key,
+    log_key,
     message_key,
     page_key,
     parse_checkpoint_key,
     parse_claim_key,
-    parse_log_piece_key,
     parse_message_key,
 )
 from ledger.names import JobId, Seq, WorkerName, WriterName
@@ -51,7 +50,6 @@ from ledger.stores.base import Store
 from ledger.timings import Timings
 from simulation.difference import Difference, plain
 
-_LOG = re.compile(r"logs/([a-z2-7]{8})\.([1-9][0-9]*)\.log")
 _BLOB = re.compile(r"blobs/([0-9a-f]{64})")
 _RC_LINE = re.compile(rb"(?:\A|\n)rc=([0-9]+)\n\Z")
 
@@ -104,7 +102,7 @@ class Objects:
     """Listens to the fold with ``page``, then tells the differences."""
 
     def __init__(self, store: Store, ledger: str, *, from_ms: int = 0) -> None:
-        """Bodies that belong to pages before ``from_ms`` are not looked at. Four LISTs."""
+        """Bodies that belong to pages before ``from_ms`` are not looked at. Three LISTs."""
         self._store = store
         self._ledger = ledger
         self._from_ms = from_ms
@@ -112,7 +110,6 @@ class Objects:
         self.counts = ObjectCounts()
         self._mailbox = [entry.key for entry in store.list(MAILBOX)]
         self._claims = [entry.key for entry in store.list(CLAIMS)]
-        self._logs = [entry.key for entry in store.list(LOGS)]
         self._facts: dict[tuple[WriterName, int], _Posted] = {}
         self._messages: dict[str, _Sent] = {}
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
@@ -155,7 +152,7 @@ class Objects:
         yield from self._check_facts(projection, is_whole=is_whole)
         yield from self._check_messages(projection, is_whole=is_whole)
         yield from self._check_claims(is_whole=is_whole)
-        yield from self._check_logs(is_whole=is_whole)
+        yield from self._check_logs()
         yield from self._check_blobs()
 
     # -- what pages say
@@ -317,29 +314,22 @@ class Objects:
 
     # -- logs
 
-    def _check_logs(self, *, is_whole: bool) -> Iterator[Difference]:
-        for key in self._logs:
-            match = _LOG.fullmatch(key)
-            try:
-                ref = (
-                    (JobId(match[1]), int(match[2]))
-                    if match is not None
-                    else parse_log_piece_key(key)[:2]
-                )
-            except ValueError:
-                self.counts.strays += 1
-                continue
-            attempt = self._attempts.get(ref)
-            if attempt is None:
-                if is_whole:
-                    yield _difference(None, key, "page", None, "an attempt that this log is of")
-            elif match is not None and self._is_judged(ref):
-                self.counts.logs += 1
-                yield from self._check_log(key, attempt)
+    def _check_logs(self) -> Iterator[Difference]:
+        """Of each attempt that is known, the whole log, where it is there.
+
+        They are asked for by name: some servers list ``x.1.log`` behind what is below ``x.1/``.
+        """
+        for ref, attempt in self._attempts.items():
+            if self._is_judged(ref):
+                yield from self._check_log(log_key(*ref), attempt)
 
     def _check_log(self, key: str, attempt: _Attempt) -> Iterator[Difference]:
         """Fetched one by one, because a log may have 64 MiB."""
-        line = _RC_LINE.search((self._store.get(key) or b"")[-64:])
+        body = self._store.get(key)
+        if body is None:
+            return
+        self.counts.logs += 1
+        line = _RC_LINE.search(body[-64:])
         rc = None if line is None else int(line[1])
         if rc is None:
             yield _difference(attempt.seq, key, "rc", None, "a last line rc=N")

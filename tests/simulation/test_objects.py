@@ -304,14 +304,6 @@ def test_a_log_that_ends_otherwise_is_named(
     assert (difference.recorded, difference.derived) == (recorded, derived)
 
 
-@pytest.mark.parametrize("name", ["aaaaaaaa.1.log", "aaaaaaaa.1/000000"])
-def test_a_log_of_no_attempt_is_named(root: Path, name: str) -> None:
-    path = root / "logs" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"rc=0\n")
-    assert only(verdict(root)).key == f"logs/{name}"
-
-
 def test_a_blob_under_another_name_is_named(root: Path) -> None:
     path = sorted((root / "blobs").iterdir())[0]
     path.write_bytes(path.read_bytes() + b"\n")
@@ -359,12 +351,12 @@ def test_a_checkpoint_with_one_changed_byte_is_named(root: Path) -> None:
 
 
 def test_what_is_not_of_the_ledger_is_counted_and_passed_over(root: Path) -> None:
-    for name in ("facts/notes", "claims/notes", "mailbox/notes", "blobs/notes", "logs/notes"):
+    for name in ("facts/notes", "claims/notes", "mailbox/notes", "blobs/notes"):
         (root / name).write_text("somebody's own")
     report = verdict(root)
     assert report.differences == []
     assert report.objects is not None
-    assert report.objects.strays == 5
+    assert report.objects.strays == 4
 
 
 # -- the whole

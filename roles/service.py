@@ -27,7 +27,7 @@ from roles.context import Context
 from roles.devices import Reading
 from roles.gate import Gate
 from roles.jobplan import JobBase
-from roles.launcher import Launcher
+from roles.launcher import JobHandle, Launcher
 from roles.logship import LogShipper
 from roles.mailbox import Mailbox, Unreadable
 from roles.processes import Identity
@@ -120,7 +120,7 @@ class Service:
         Durable on return, and no request. Raises RequestError where the disk is full.
         """
         for ref in inheritance.watch:
-            attempt = self._watch(ref)
+            attempt = self._watch(ref, self._parts.launcher.attempt(ref.job, ref.attempt))
             if self._reports.knows_end(ref):
                 attempt.look()
                 attempt.end_fact = FORMER_END
@@ -318,7 +318,7 @@ class Service:
             claiming.handle.discard()
             self._reports.skipped()
             return
-        attempt = self._watch(ref)
+        attempt = self._watch(ref, claiming.handle)  # which reaps the runner that it starts
         if owner == "former":
             attempt.lose("a former incarnation claimed it", ran=not claiming.never_ran)
         elif claiming.is_late:
@@ -338,8 +338,7 @@ class Service:
 
     # -- attempts
 
-    def _watch(self, ref: AttemptRef) -> WatchedAttempt:
-        handle = self._parts.launcher.attempt(ref.job, ref.attempt)
+    def _watch(self, ref: AttemptRef, handle: JobHandle) -> WatchedAttempt:
         name = attempt_name(ref.job, ref.attempt)
         note = self._notes.logs.get(name, LogNote())
 

@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 from gpuq.__main__ import run
@@ -57,7 +59,7 @@ def gpuq(here: Path, capsys: pytest.CaptureFixture[str]) -> Gpuq:
 
 @pytest.fixture
 def spawn(here: Path, gpuq_env: Mapping[str, str]) -> Iterator[Callable[..., subprocess.Popen]]:
-    """Starts one command as a process; whatever still runs at the end is killed."""
+    """Starts one command as a process; it and what it started are killed at the end."""
     started: list[subprocess.Popen] = []
 
     def start(*args: str) -> subprocess.Popen:
@@ -75,7 +77,12 @@ def spawn(here: Path, gpuq_env: Mapping[str, str]) -> Iterator[Callable[..., sub
     yield start
     for process in started:
         if process.poll() is None:
+            # A node's own processes are children of it, in sessions of their own.
+            tree = psutil.Process(process.pid).children(recursive=True)
             process.kill()
+            for child in tree:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
         process.communicate(timeout=10)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from gpuq.client import Client, open_client
-from gpuq.parse import parse_duration
+from gpuq.parse import parse_grace
 from gpuq.render import long_duration, printable
 from gpuq.selectors import select
 from gpuq.view import View, read_view
@@ -34,10 +34,12 @@ def cancel(
     jobs: Jobs,
     *,
     reason: Reason = "",
-    grace: Annotated[str, typer.Option("--grace", help="Between TERM and KILL: 30s.")] = "",
+    grace: Annotated[
+        str, typer.Option("--grace", help="Between TERM and KILL: 30s, 2m; 0: at once.")
+    ] = "",
 ) -> None:
     """End jobs: those that wait at once, those that run by TERM, then KILL."""
-    grace_ms = parse_duration(grace) if grace else 0
+    grace_ms = parse_grace(grace) if grace else 0
     client, view, ids = select_jobs(context, jobs)
     for job_id in ids:
         fact = CancelRequested(

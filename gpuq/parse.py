@@ -60,6 +60,14 @@ def parse_duration(text: str) -> int:
     return duration_ms
 
 
+def parse_grace(text: str) -> int:
+    """Milliseconds between TERM and KILL, as ``parse_duration`` reads them; ``0`` is at once.
+
+    At least one, because none is how the ledger says that nothing was asked for.
+    """
+    return 1 if text.strip().lower() in ("0", "0s") else parse_duration(text)
+
+
 def parse_deadline(text: str, now_ms: int) -> int:
     """When that is (ms since the epoch): so long from now, or a local time such as
     ``2026-12-01T18:00``.

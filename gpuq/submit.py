@@ -25,6 +25,7 @@ from gpuq.parse import (
     parse_duration,
     parse_env,
     parse_gpus,
+    parse_grace,
     parse_signal,
     parse_size,
 )
@@ -118,7 +119,9 @@ def submit(
     exclusive: Annotated[
         bool, typer.Option("--exclusive", help="Ends itself before a rerun can overlap.")
     ] = False,
-    grace: Annotated[str, typer.Option("--grace", help="Between TERM and KILL: 30s.")] = "",
+    grace: Annotated[
+        str, typer.Option("--grace", help="Between TERM and KILL: 30s, 2m; 0: at once.")
+    ] = "",
     signal: Annotated[
         str, typer.Option("--signal", help="SIG@SECONDS before the time limit: USR1@120.")
     ] = "",
@@ -238,7 +241,7 @@ def _template(
         resumable=resumable,
         exclusive=exclusive,
         held=hold,
-        grace_ms=parse_duration(grace) if grace else 0,
+        grace_ms=parse_grace(grace) if grace else 0,
         signal=lead.signal,
         lead_ms=lead.lead_ms,
         retries=retries,

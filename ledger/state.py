@@ -24,8 +24,9 @@ from ledger.events import (
 )
 from ledger.fair_state import Flow, PoolClock
 from ledger.names import Epoch, FlowId, JobId, NodeName, Seq, WorkerName, WriterName
-from ledger.policy import Policy, Standing
+from ledger.policy import Policy, Refusal, Standing
 from ledger.rates import Window
+from ledger.timings import Timings
 
 RULES = 1
 """Version of ``scheduling.decide``; replay verifies the pages that carry it."""
@@ -39,6 +40,9 @@ GAP_HELD_MS = 7_200_000
 
 
 INTRUDERS_MAX = 64
+
+GRACE_MS = Timings().grace_ms
+"""Between TERM and KILL where nobody says anything: a grace is compared with that."""
 
 
 class Phase(IntEnum):
@@ -149,10 +153,13 @@ class Job(msgspec.Struct, kw_only=True):
 
     def is_hastened_by(self, cancel: CancelRequested) -> bool:
         """Whether a further cancel leaves it less time than the one that is in force."""
-        if self.cancel is None or not cancel.grace_ms:
+        if self.cancel is None:
             return False
-        grace_ms = self.cancel.grace_ms or self.spec.grace_ms
-        return not grace_ms or cancel.grace_ms < grace_ms
+        return 0 < cancel.grace_ms < self.grace_ms(self.cancel.grace_ms)
+
+    def grace_ms(self, asked_ms: int) -> int:
+        """Between TERM and KILL where ``asked_ms`` was asked for: 0 means the job's own."""
+        return asked_ms or self.spec.grace_ms or GRACE_MS
 
     def attempt(self, number: int) -> Attempt | None:
         """The attempt of that number (from 1), or None."""
@@ -305,6 +312,17 @@ class State(msgspec.Struct, kw_only=True):
     """By fingerprint, those of recent ends, the newest last."""
     void_pages: int = 0
     """Pages of a leader that was no longer one; their contents count for nothing."""
+
+
+def standing_of(policy: Policy, spec: JobSpec) -> Standing | Refusal:
+    """Under what the policy schedules a job that asks for this."""
+    return policy.standing(
+        user=spec.user,
+        organization=spec.organization,
+        workload_class=spec.workload_class,
+        pool=spec.pool,
+        name=spec.name,
+    )
 
 
 def digest_of(spec: JobSpec) -> str:

@@ -24,7 +24,7 @@ import msgspec
 from sortedcontainers import SortedList
 
 from ledger.names import FlowId, flow_id
-from ledger.policy import WEIGHT_ONE, Policy
+from ledger.policy import Policy
 
 SCALE = 1_000_000
 """Virtual time units per slot-millisecond at weight 1."""
@@ -124,21 +124,10 @@ class FairState:
         return flow
 
     def weight(self, flow: Flow, policy: Policy) -> Weight:
-        """``w_org * w_class / sum of w_class over the organization's active classes``.
-
-        So only ``w_org`` counts between organizations: more flows give no more share.
-        The flow itself counts as active. In a pool that shares by flow it is plainly
-        ``w_org * w_class``.
-        """
-        own = policy.class_weight(flow.workload_class, flow.pool)
-        if policy.pool(flow.pool).share == "flow":
-            return policy.organization_weight(flow.organization) * own, WEIGHT_ONE * WEIGHT_ONE
-        total = own + sum(
-            policy.class_weight(name, flow.pool)
-            for name, sibling in self._siblings[flow.organization, flow.pool].items()
-            if name != flow.workload_class and sibling.active
-        )
-        return policy.organization_weight(flow.organization) * own, WEIGHT_ONE * total
+        """As ``Policy.flow_weight`` says; the flow itself counts as active."""
+        siblings = self._siblings[flow.organization, flow.pool].items()
+        active = (name for name, sibling in siblings if sibling.active)
+        return policy.flow_weight(flow.organization, flow.workload_class, flow.pool, active)
 
     def tags(self, flow: Flow, cost_ms: int, policy: Policy) -> Tags:
         """What a dispatch of ``cost_ms`` slot-milliseconds would bind now."""

@@ -9,7 +9,7 @@ policy file is ``scheduling.policy_file``. Weights are integers in thousandths, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -197,6 +197,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         own = self.classes.get(workload_class, WorkloadClass()).weight
         return max(1, self.pool(pool).class_weights.get(workload_class, own))
 
+    def flow_weight(
+        self, organization: str, workload_class: str, pool: str, active: Iterable[str]
+    ) -> tuple[int, int]:
+        """Weight of a flow, numerator and denominator, while ``active`` classes have work too.
+
+        ``w_org * w_class / sum of w_class over the organization's active classes``, its own
+        among them: so only ``w_org`` counts between organizations, and more flows give no
+        more share. In a pool that shares by flow it is plainly ``w_org * w_class``.
+        """
+        own = self.class_weight(workload_class, pool)
+        if self.pool(pool).share == "flow":
+            return self.organization_weight(organization) * own, WEIGHT_ONE * WEIGHT_ONE
+        others = (self.class_weight(name, pool) for name in active if name != workload_class)
+        return self.organization_weight(organization) * own, WEIGHT_ONE * (own + sum(others))
+
     def pool(self, name: str) -> Pool:
         return self.pools.get(name, _NO_POOL)
 
@@ -282,10 +297,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def queue_age_ms(self, flow: FlowId) -> tuple[int, str]:
         """The shortest queue age that holds for a flow (0: none), and whose it is."""
         _, workload_class, pool = flow_parts(flow)
-        ages = [(limits.queue_age_ms, str(scope)) for scope, limits in self.limits_of(flow)]
+        ages = [
+            (limits.queue_age_ms, str(scope))
+            for scope, limits in self.limits_of(flow)
+            if limits.queue_age_ms
+        ]
         of_pool = self.pool(pool).queue_age_ms.get(workload_class, 0)
-        ages.append((of_pool, f"class {workload_class} in pool {pool}"))
-        return min((age for age in ages if age[0]), default=(0, ""))
+        if of_pool:
+            ages.append((of_pool, f"class {workload_class} in pool {pool}"))
+        return min(ages, default=(0, ""))
 
     def wait_target_ms(self, flow: FlowId) -> int:
         """Beyond which a wait of the flow is overdue; 0: never."""

@@ -32,6 +32,7 @@ from ledger.state import (
     Phase,
     Placement,
     digest_of,
+    standing_of,
 )
 from ledger.transitions import end_state
 
@@ -195,13 +196,7 @@ class Projection(Decided):
     def _over_rate(self, spec: e.JobSpec) -> str:
         """Whose rate of submissions this one breaks; else it is counted, and empty."""
         state = self.state
-        standing = state.policy.standing(
-            user=spec.user,
-            organization=spec.organization,
-            workload_class=spec.workload_class,
-            pool=spec.pool,
-            name=spec.name,
-        )
+        standing = standing_of(state.policy, spec)
         if isinstance(standing, Refusal):
             return ""
         flow = flow_id(standing.organization, standing.workload_class, spec.pool)

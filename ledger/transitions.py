@@ -12,6 +12,7 @@ import re
 from ledger.events import AttemptRef, JobSpec, JobState, Report
 from ledger.fair_state import FairState, Flow, charge
 from ledger.health import HealthLog, failed_fast
+from ledger.keys import attempt_name
 from ledger.names import FlowId, JobId, NodeName, Seq, WorkerName
 from ledger.policy import Standing
 from ledger.rates import Window
@@ -422,13 +423,14 @@ class Transitions:
 
     def expected(self, spec: JobSpec) -> tuple[int, str]:
         """Run time to charge for (ms), and who says so."""
-        known = (
-            (spec.estimate_ms, "--estimate"),
-            (spec.time_limit_ms, "--time"),
-            (self.state.recent_cost_ms.get(_stem(spec), 0), "recent jobs of that name"),
-            (DEFAULT_COST_MS, "default"),
+        if spec.estimate_ms:
+            return spec.estimate_ms, "--estimate"
+        if spec.time_limit_ms:
+            return spec.time_limit_ms, "--time"
+        recent_ms = self.state.recent_cost_ms.get(_stem(spec))
+        return (
+            (recent_ms, "recent jobs of that name") if recent_ms else (DEFAULT_COST_MS, "default")
         )
-        return next((run_ms, source) for run_ms, source in known if run_ms)
 
     def expected_ms(self, spec: JobSpec) -> int:
         """Run time to charge for."""
@@ -464,11 +466,6 @@ def end_state(outcome: str, rc: int) -> JobState:
     if outcome == "stopped":
         return JobState.CANCELLED
     return JobState.COMPLETED if rc == 0 else JobState.FAILED
-
-
-def attempt_name(job: JobId, attempt: int) -> str:
-    """How an attempt is named among others: ``<job>.<attempt>``."""
-    return f"{job}.{attempt}"
 
 
 def tokens_of(spec: JobSpec) -> int:

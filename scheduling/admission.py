@@ -10,7 +10,7 @@ from __future__ import annotations
 from ledger.events import LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
 from ledger.names import JOB_ID, NAME, flow_id
 from ledger.policy import ApiLimits, Refusal, Standing
-from ledger.state import Job, State, Worker
+from ledger.state import Job, State, Worker, standing_of
 from ledger.transitions import tokens_of
 from scheduling.retries import RETRY_WORDS, is_retry_rule
 from scheduling.waiting import DEADLINE
@@ -28,13 +28,7 @@ def verdict_on(state: State, job: Job, at: int) -> JobRejected | JobExpired | Jo
     malformed = _malformed(spec)
     if malformed:
         return JobRejected(job=job.id, reason=malformed)
-    standing = state.policy.standing(
-        user=spec.user,
-        organization=spec.organization,
-        workload_class=spec.workload_class,
-        pool=spec.pool,
-        name=spec.name,
-    )
+    standing = standing_of(state.policy, spec)
     if isinstance(standing, Refusal):
         return JobRejected(job=job.id, reason=standing.reason)
     if job.over_rate:

@@ -5,12 +5,13 @@ two pages that count is one interval, in which the state after the earlier one h
 pool is *contested* where jobs wait that could be served, and at least two organizations have
 work in it: jobs that wait so, or slots that they hold. The slots that all of them hold
 together are then owed by weight, to nobody more than he holds and his jobs wait for, and what
-that leaves to the others. Exact fractions; pure.
+that leaves to the others. The weight of an organization is that of its flows with work there
+together: its own, but in a pool that shares by flow. Exact fractions; pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import msgspec
@@ -18,7 +19,9 @@ import msgspec
 from ledger import events as e
 from ledger.events import JobState
 from ledger.names import FlowId, JobId, WorkerName
+from ledger.policy import WEIGHT_ONE
 from scheduling.followed import Followed
+from scheduling.waterfill import water_filling
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -46,6 +49,7 @@ class Part(msgspec.Struct, kw_only=True):
 class _Held(msgspec.Struct, frozen=True):
     pool: str
     organization: str
+    workload_class: str
     assigned_at: int
 
 
@@ -60,7 +64,9 @@ class _Pool(msgspec.Struct, kw_only=True):
     """Of organizations of which nothing can be served: why."""
     owed: dict[str, Fraction]
     """Slots, by organization that has work; empty where the pool is not contested."""
-    weights: dict[str, int]
+    active: dict[str, set[str]]
+    """Classes that have work, by organization."""
+    weights: dict[str, Fraction]
     discipline: str
     charges: dict[str, list[int]]
     """What the page charged for attempts that it assigned there."""
@@ -115,7 +121,9 @@ class Contest:
             attempt = job.attempt(ref.attempt) if job is not None and ref is not None else None
             if job is not None and attempt is not None:
                 spec = job.placed
-                self._slots[name] = _Held(spec.pool, spec.organization, attempt.assigned_at)
+                self._slots[name] = _Held(
+                    spec.pool, spec.organization, spec.workload_class, attempt.assigned_at
+                )
         for job_id in touched.jobs:
             job = state.jobs.get(job_id)
             self._waiting.pop(job_id, None)
@@ -129,12 +137,14 @@ class Contest:
         names.update(state.flows[flow].pool for flow, _ in self._waiting.values())
         for name in sorted(names):
             pools[name] = _Pool(
-                held={}, carried={}, wanted={}, blocked={}, owed={}, weights={}, charges={},
+                held={}, carried={}, wanted={}, blocked={}, owed={}, active={}, weights={},
+                charges={},
                 discipline=state.policy.discipline(name),
             )  # fmt: skip
         for slot in self._slots.values():
             pool = pools[slot.pool]
             _add(pool.held, slot.organization, 1)
+            pool.active.setdefault(slot.organization, set()).add(slot.workload_class)
             if slot.assigned_at < self._since.get(slot.pool, state.at):
                 _add(pool.carried, slot.organization, 1)
         for flow_id, slots in self._waiting.values():
@@ -144,15 +154,22 @@ class Contest:
                 pool.blocked[flow.organization] = flow.blocked
             else:
                 _add(pool.wanted, flow.organization, slots)
+                pool.active.setdefault(flow.organization, set()).add(flow.workload_class)
         for name, pool in pools.items():
             demand = {
-                organization: pool.held.get(organization, 0) + pool.wanted.get(organization, 0)
-                for organization in (*pool.held, *pool.wanted)
+                one: Fraction(pool.held.get(one, 0) + pool.wanted.get(one, 0))
+                for one in (*pool.held, *pool.wanted)
             }
             if pool.wanted and len(demand) > 1:
-                pool.weights = {one: state.policy.organization_weight(one) for one in demand}
-                pool.owed = shared(sum(pool.held.values()), demand, pool.weights)
+                pool.weights = {one: self._weight(name, pool, one) for one in demand}
+                pool.owed = water_filling(Fraction(sum(pool.held.values())), demand, pool.weights)
             yield name, pool
+
+    def _weight(self, name: str, pool: _Pool, organization: str) -> Fraction:
+        """Of all its flows with work together."""
+        policy, active = self._followed.state.policy, pool.active[organization]
+        weights = (policy.flow_weight(organization, each, name, active) for each in active)
+        return sum((Fraction(*weight) for weight in weights), Fraction(0))
 
     def _is_contested(self, pool: str) -> bool:
         return pool in self._pools and bool(self._pools[pool].owed)
@@ -179,7 +196,8 @@ class Contest:
         self, name: str, pool: _Pool, organization: str, slots: Fraction, span_ms: int
     ) -> None:
         part = self._part(name, organization)
-        part.weight, part.discipline = pool.weights[organization], pool.discipline
+        part.weight = round(WEIGHT_ONE * pool.weights[organization])
+        part.discipline = pool.discipline
         part.contested_ms += span_ms
         part.owed += slots * span_ms
         part.got += pool.held.get(organization, 0) * span_ms
@@ -192,22 +210,6 @@ class Contest:
 
     def _part(self, pool: str, organization: str) -> Part:
         return self.parts.setdefault((pool, organization), Part())
-
-
-def shared(
-    capacity: int, demand: Mapping[str, int], weights: Mapping[str, int]
-) -> dict[str, Fraction]:
-    """``capacity`` divided by weight, to none more than its demand (water-filling).
-
-    O(n log n). Where the demand is not less than the capacity, all of that is divided.
-    """
-    left, weight_left = Fraction(capacity), sum(weights[name] for name in demand)
-    given: dict[str, Fraction] = {}
-    for name in sorted(demand, key=lambda name: (Fraction(demand[name], weights[name]), name)):
-        given[name] = min(Fraction(demand[name]), left * weights[name] / weight_left)
-        left -= given[name]
-        weight_left -= weights[name]
-    return given
 
 
 def _add(counts: dict[str, int], name: str, count: int) -> None:

@@ -344,6 +344,6 @@ def _may_be_there(worker: Worker, job: Job, attempt: Attempt) -> bool:
 
 def _is_hastened(job: Job, attempt: Attempt) -> bool:
     """Whether a cancel leaves the attempt less time than the order to stop that it has."""
-    if job.last is not attempt or job.cancel is None or not job.cancel.grace_ms:
+    if job.last is not attempt or job.cancel is None:
         return False
-    return not attempt.stop_grace_ms or job.cancel.grace_ms < attempt.stop_grace_ms
+    return 0 < job.cancel.grace_ms < job.grace_ms(attempt.stop_grace_ms)

@@ -49,6 +49,10 @@ class Headroom:
         self._slots: Counter[Scope] = Counter()
         self._waiting: Counter[Scope] = Counter()
         self._in_flight: Counter[str] = Counter()
+        self._scopes: dict[FlowId, tuple[Scope, ...]] = {}
+        self._policy = projection.state.policy
+        self._limits: dict[FlowId, list[tuple[Scope, Limits]]] = {}
+        """By flow, those of this policy that count what runs."""
         for job in projection.state.jobs.values():
             self.update(job)
 
@@ -65,13 +69,34 @@ class Headroom:
             return []
         if now is not None and now.flow == before.flow and now.slots >= before.slots:
             return []
-        return [str(scope) for scope in _scopes(before.flow)]
+        return [str(scope) for scope in self._scopes_of(before.flow)]
 
     def _add(self, counted: _Counted, sign: int) -> None:
-        for scope in _scopes(counted.flow):
-            self._slots[scope] += sign * counted.slots
-            self._waiting[scope] += sign * counted.waiting
+        for scope in self._scopes_of(counted.flow):
+            if counted.slots:
+                self._slots[scope] += sign * counted.slots
+            if counted.waiting:
+                self._waiting[scope] += sign * counted.waiting
         self._in_flight[flow_parts(counted.flow)[2]] += sign * counted.attempts
+
+    def _scopes_of(self, flow: FlowId) -> tuple[Scope, ...]:
+        scopes = self._scopes.get(flow)
+        if scopes is None:
+            scopes = self._scopes[flow] = _scopes(flow)
+        return scopes
+
+    def _limits_of(self, flow: FlowId) -> list[tuple[Scope, Limits]]:
+        policy = self._state.policy
+        if policy is not self._policy:
+            self._policy, self._limits = policy, {}
+        limits = self._limits.get(flow)
+        if limits is None:
+            limits = self._limits[flow] = [
+                (scope, each)
+                for scope, each in policy.limits_of(flow)
+                if each.slots or each.slots_percent
+            ]
+        return limits
 
     def waiting(self, scope: Scope) -> int:
         """Jobs that wait and count for ``scope``."""
@@ -80,7 +105,7 @@ class Headroom:
     def hold(self, job: Job) -> Hold | None:
         """The first full limit that keeps the job from starting; its own before its pool's."""
         spec = job.placed
-        for scope, limits in self._state.policy.limits_of(spec.flow):
+        for scope, limits in self._limits_of(spec.flow):
             held = self._held_by(scope, limits, spec.pool, spec.slots)
             if held is not None:
                 return held

@@ -198,7 +198,7 @@ def _pools(outcome: Outcome) -> list[str]:
 
 
 def _shares(outcome: Outcome, pool: str) -> _Shares:
-    shares, entitlement = _Shares(), Entitlement(outcome.policy)
+    shares, entitlement = _Shares(), Entitlement(outcome.policy, pool)
     for interval in intervals(outcome, pool):
         span = interval.span_ms
         shares.offered += interval.capacity * span
@@ -253,7 +253,7 @@ def _alone_ms(outcome: Outcome) -> Callable[[Run], float]:
     for pool in _pools(outcome):
         jobs = (run.job for run in outcome.runs)
         flows = list({(j.organization, j.workload_class): None for j in jobs if j.pool == pool})
-        weights = flow_weights(flows, outcome.policy)
+        weights = flow_weights(flows, outcome.policy, pool)
         slots = len({slot.worker for slot in outcome.slots.get(pool, ())})
         total = sum(weights.values())
         slots_of[pool] = {flow: slots * weight / total for flow, weight in weights.items()}

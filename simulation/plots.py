@@ -122,7 +122,7 @@ def _draw_service(axis: Any, outcome: Outcome, scale: _Scale, colours: dict[str,
     had: dict[str, list[tuple[float, float]]] = {}
     owed: dict[str, list[tuple[float, float]]] = {}
     for pool in outcome.workload.pools:
-        entitlement = Entitlement(outcome.policy)
+        entitlement = Entitlement(outcome.policy, pool)
         for interval in intervals(outcome, pool):
             at = scale.at(interval.end_ms)
             for (name, _), slot_ms in entitlement.of(interval).items():

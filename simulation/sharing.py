@@ -5,9 +5,8 @@ slots come or go, nothing changes; such an interval is *contested* where a job w
 least two organizations have work. What a flow is owed there is water-filling: the slots are
 divided by weight among the flows that have work, none gets more than its jobs ask for, and
 what it leaves is divided among the others. No flow is owed more than the work that it brought:
-a job of five seconds that waits for a minute is owed five seconds. Weights are the policy's,
-with the rule of ``ledger.fair_state``: an organization's weight is divided among its classes
-that have work.
+a job of five seconds that waits for a minute is owed five seconds. Weights are the policy's, by
+its own rule (``Policy.flow_weight``).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ledger.policy import Policy
+from scheduling.waterfill import water_filling
 from simulation.engine import Outcome
 
 Flow = tuple[str, str]
@@ -68,8 +68,9 @@ def intervals(outcome: Outcome, pool: str) -> Iterator[Interval]:
 class Entitlement:
     """What each flow of one pool is owed, interval after interval."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, pool: str) -> None:
         self._policy = policy
+        self._pool = pool
         self._open: dict[Flow, float] = {}
         """Slot-milliseconds that were brought and are not owed yet."""
 
@@ -104,7 +105,11 @@ class Entitlement:
             asking = {flow: demand[flow] for flow, work in self._open.items() if work > 0}
             if not asking:
                 break
-            rates = water_filling(capacity, asking, flow_weights(list(asking), self._policy))
+            rates = water_filling(
+                float(capacity),
+                {flow: float(slots) for flow, slots in asking.items()},
+                flow_weights(list(asking), self._policy, self._pool),
+            )
             step_ms = min(left_ms, *(self._open[flow] / rate for flow, rate in rates.items()))
             for flow, rate in rates.items():
                 is_last = self._open[flow] / rate <= step_ms
@@ -114,31 +119,16 @@ class Entitlement:
         return owed
 
 
-def water_filling(
-    capacity: float, demand: Mapping[Flow, float], weights: Mapping[Flow, float]
-) -> dict[Flow, float]:
-    """``capacity`` divided by weight, to none more than its demand. O(flows * log flows)."""
-    given: dict[Flow, float] = {}
-    weight_left = sum(weights.values())
-    for flow in sorted(demand, key=lambda flow: demand[flow] / weights[flow]):
-        given[flow] = min(demand[flow], capacity * weights[flow] / weight_left)
-        capacity -= given[flow]
-        weight_left -= weights[flow]
-    return given
-
-
-def flow_weights(flows: list[Flow], policy: Policy) -> dict[Flow, float]:
-    """The weight of each flow while exactly these have work."""
-    totals: dict[str, int] = {}
+def flow_weights(flows: list[Flow], policy: Policy, pool: str) -> dict[Flow, float]:
+    """The weight of each flow of a pool while exactly these have work."""
+    active: dict[str, list[str]] = {}
     for organization, workload_class in flows:
-        total = totals.get(organization, 0) + policy.class_weight(workload_class)
-        totals[organization] = total
-    return {
-        (organization, workload_class): policy.organization_weight(organization)
-        * policy.class_weight(workload_class)
-        / totals[organization]
-        for organization, workload_class in flows
-    }
+        active.setdefault(organization, []).append(workload_class)
+    weights: dict[Flow, float] = {}
+    for flow in flows:
+        numerator, denominator = policy.flow_weight(*flow, pool, active[flow[0]])
+        weights[flow] = numerator / denominator
+    return weights
 
 
 class _Change(NamedTuple):

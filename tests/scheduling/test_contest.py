@@ -14,8 +14,9 @@ from ledger.events import JobState
 from ledger.policy import Organization, Policy, Pool
 from ledger.projection import Projection
 from ledger.state import State
-from scheduling.contest import Contest, Part, shared
+from scheduling.contest import Contest, Part
 from scheduling.followed import Followed
+from scheduling.waterfill import water_filling
 from tests.world import START_MS, World, sha256_of
 
 WEIGHTS = {"a": 3_000, "b": 1_000}
@@ -207,6 +208,11 @@ def test_charges_are_those_of_the_pages_after_which_the_pool_was_contested() -> 
     assert part(contest, "b").largest == 1_000
 
 
+def shared(capacity: int, demand: dict[str, int], weights: dict[str, int]) -> dict[str, Fraction]:
+    exact = ({name: Fraction(n) for name, n in of.items()} for of in (demand, weights))
+    return water_filling(Fraction(capacity), *exact)
+
+
 @pytest.mark.parametrize(
     ("capacity", "demand", "given"),
     [
@@ -239,6 +245,26 @@ def test_water_filling_gives_all_and_leaves_nobody_short_below_another(
         if given[name] < demand[name]:
             level = given[name] / weights[name]
             assert all(given[other] / weights[other] <= level for other in demand)
+
+
+def test_in_a_pool_that_shares_by_flow_more_flows_are_owed_more() -> None:
+    """Weights 3 and 1, classes 6 and 1: a has both (18 + 3), b batch alone (1): 21 to 1.
+
+    22 slots for a second: 21,000 and 1,000; where organizations share it would be 3 to 1.
+    """
+    pool = Pool(share="flow", class_weights={"interactive": 6_000, "batch": 1_000})
+    organizations = {name: Organization(weight=weight) for name, weight in WEIGHTS.items()}
+    world = World(Policy(organizations=organizations, pools={"default": pool}))
+    world.node_up("n1", 22)
+    world.turn()
+    for organization, workload_class in (("a", "batch"), ("a", "interactive"), ("b", "batch")):
+        for _ in range(44):
+            world.submit(organization, workload_class=workload_class)
+    world.turn()
+    world.turn(after_ms=1_000)
+    contest = contest_of(world)
+    assert (owed(contest, "a"), owed(contest, "b")) == (21_000, 1_000)
+    assert part(contest, "a").weight == 21_000
 
 
 # -- against a reckoning that looks at everything after every page

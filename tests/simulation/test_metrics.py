@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ledger.policy import Organization, Policy, Pool
+from scheduling.waterfill import water_filling
 from simulation.engine import Outcome, simulate
 from simulation.metrics import Figures, changes, jain, percentile, report
 from simulation.service_gap import worst_gaps
-from simulation.sharing import water_filling
+from simulation.sharing import flow_weights
 from simulation.workload import SimJob, Workload, node
 
 SECOND = 1_000
@@ -104,11 +105,22 @@ def test_weights_divide_what_is_owed() -> None:
 def test_water_filling() -> None:
     """8 slots, weights 1, 1, 2; the first asks for 1 only, so 7 are divided 1 to 2."""
     flows = [(name, "batch") for name in "abc"]
-    demand = dict(zip(flows, (1, 9, 9), strict=True))
+    demand = dict(zip(flows, (1.0, 9.0, 9.0), strict=True))
     weights = dict(zip(flows, (1.0, 1.0, 2.0), strict=True))
-    given = water_filling(8, demand, weights)
+    given = water_filling(8.0, demand, weights)
     assert [given[flow] for flow in flows] == pytest.approx([1, 7 / 3, 14 / 3])
     assert sum(given.values()) == pytest.approx(8)
+
+
+def test_weights_are_those_of_the_pool_and_of_its_way_to_share() -> None:
+    """By organization a's two classes divide its 1 as 6:1; by flow they have 6 and 1 whole."""
+    flows = [("a", "interactive"), ("a", "batch"), ("b", "batch")]
+    of_pool = {"class_weights": {"interactive": 6_000, "batch": 1_000}}
+    pools = {"org": Pool(**of_pool), "flow": Pool(share="flow", **of_pool)}  # type: ignore[arg-type]
+    policy = Policy(pools=pools)
+    shared = flow_weights(flows, policy, "org")
+    assert [shared[flow] for flow in flows] == pytest.approx([6 / 7, 1 / 7, 1])
+    assert flow_weights(flows, policy, "flow") == dict(zip(flows, (6, 1, 1), strict=True))
 
 
 def test_jain_is_one_where_all_are_even_and_one_nth_where_one_has_all() -> None:

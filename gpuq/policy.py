@@ -19,7 +19,7 @@ from gpuq.client import Client, open_client
 from gpuq.history import pages_after, parse_moment, state_before
 from gpuq.render import epilog, local_time, print_json, printable, say
 from gpuq.view import View, read_view
-from ledger.decisions import JobAdmitted, JobExpired, JobRejected
+from ledger.decisions import JobExpired, JobRejected
 from ledger.errors import RequestError
 from ledger.events import PolicyApplied, encode
 from ledger.policy import Policy, Standing
@@ -82,15 +82,13 @@ def _would_say(view: View, policy: Policy, job: Job) -> str:
     """What would have become of a job that waits, had this policy been in force; or empty."""
     state = msgspec.structs.replace(view.state, policy=policy)
     fresh = Job(spec=job.spec, arrival=job.arrival, submitted_at=job.submitted_at)
-    match verdict_on(state, fresh, view.now_ms):
-        case JobAdmitted() as admitted:
-            standing = Standing(admitted.organization, admitted.workload_class)
-            now = Standing(job.placed.organization, job.placed.workload_class)
-            return "" if standing == now else f"would run as {'/'.join(astuple(standing))}"
-        case JobRejected() | JobExpired() as refused:
-            return f"would be refused: {refused.reason}"
-        case None:
-            return ""
+    said = verdict_on(state, fresh, view.now_ms)
+    if isinstance(said, JobRejected | JobExpired):
+        return f"would be refused: {said.reason}"
+    asked = job.spec if said is None else said
+    standing = Standing(asked.organization, asked.workload_class)
+    now = Standing(job.placed.organization, job.placed.workload_class)
+    return "" if standing == now else f"would run as {'/'.join(astuple(standing))}"
 
 
 @app.command(epilog=epilog("gpuq policy diff team.toml"))

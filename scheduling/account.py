@@ -16,7 +16,7 @@ import msgspec
 
 from ledger.events import JobState
 from ledger.fair_state import Flow, Tags
-from ledger.names import FlowId, JobId, WorkerName
+from ledger.names import FlowId, JobId, WorkerName, flow_parts
 from ledger.projection import Projection
 from ledger.state import Job, Phase
 from scheduling.disciplines import Rank, rank
@@ -95,7 +95,7 @@ class Accounts:
         flow = state.flows[spec.flow]
         cost = projection.estimated_cost(spec)
         pool_slots = self._fleet.serving(spec.pool)
-        running = [runs for runs in self._running if runs.flow.split("/", 2)[2] == spec.pool]
+        running = [runs for runs in self._running if flow_parts(runs.flow)[2] == spec.pool]
         banks = list(self._fleet.candidates(spec.pool, Shape.of(spec)))
         return Account(
             discipline=state.policy.discipline(spec.pool),

@@ -5,11 +5,10 @@ equal to its decision, every claim of an attempt and of the owner that the pages
 whole log ending with the rc of its attempt, every blob under its own hash. What has an innocent
 reason is counted, not reported: a fact that no page holds yet, a message that is not put yet, an
 object whose key no object of a ledger can have. A checkpoint must be the state that its pages
-lead to, because readers begin with it. Beats and pieces of logs may expire and prove nothing; of
-pieces only the attempt is looked at.
+lead to, because readers begin with it. Beats and pieces of logs may expire and prove nothing.
 
-Mailboxes, claims and logs are listed before the journal is read: what stands there then was
-decided by a page that is in.
+Mailboxes and claims are listed before the journal is read: what stands there then was decided
+by a page that is in. Logs are asked for by name.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuq.parse import Gpus, parse_duration, parse_env, parse_gpus, parse_size
+from gpuq.parse import Gpus, parse_duration, parse_env, parse_gpus, parse_grace, parse_size
 from ledger.errors import RequestError
 
 S, M, H, D = 1_000, 60_000, 3_600_000, 86_400_000
@@ -96,3 +96,10 @@ def test_variables_keep_everything_behind_the_first_equals_sign() -> None:
 def test_what_is_no_variable_of_ones_own_is_refused(pair: str) -> None:
     with pytest.raises(RequestError, match="--env"):
         parse_env([pair])
+
+
+@pytest.mark.parametrize(
+    ("text", "grace_ms"), [("0", 1), ("0s", 1), ("1s", 1_000), ("2m", 120_000), ("4", 240_000)]
+)
+def test_a_grace_is_a_time_and_may_be_none_at_all(text: str, grace_ms: int) -> None:
+    assert parse_grace(text) == grace_ms

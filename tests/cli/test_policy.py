@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ledger.names import JobId
 from ledger.policy import Organization, Policy, Pool
 from scheduling.policy_file import parse_policy
 from tests.cli.conftest import Gpuq
@@ -132,3 +133,21 @@ def test_each_version_stays_and_differences_are_shown(gpuq: Gpuq, fleet: Fleet, 
     shown = gpuq("policy", "show", "--at", "2001-01-01")
     assert shown.rc == 0
     assert shown.err.startswith("no policy yet")
+
+
+def test_who_was_demoted_before_would_get_what_was_asked_for(
+    gpuq: Gpuq, fleet: Fleet, here: Path
+) -> None:
+    """In force: interactive is demoted. The new file lets everybody have it."""
+    (here / "old.toml").write_text(
+        "[classes.interactive]\nallow = [{submitters = ['root-only']}]\n"
+        "otherwise = 'demote to batch'\n"
+    )
+    gpuq("policy", "apply", "old.toml")
+    fleet.post()
+    (job,) = gpuq("submit", "-q", "--org", "o", "--class", "interactive", "--", "true").ids
+    fleet.post()
+    assert fleet.state.jobs[JobId(job)].placed.workload_class == "batch"
+    (here / "new.toml").write_text("[organizations.o]\nweight = 1\n")
+    said = gpuq("policy", "check", "--against-ledger", "new.toml").out.splitlines()
+    assert said[1] == f"{job} true: would run as o/interactive"

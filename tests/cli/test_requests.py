@@ -27,6 +27,8 @@ def test_cancel_says_what_it_did_by_where_the_job_stood(gpuq: Gpuq, fleet: Fleet
     fleet.post()
     assert (state_of(gpuq, runs), state_of(gpuq, waits)) == ("STOPPING", "CANCELLED")
     assert gpuq("kill", runs).out.startswith(f"{runs} runs: stop already requested by ")
+    later = gpuq("cancel", runs, "--grace", "4").out  # minutes; the default is 30 s
+    assert later.startswith(f"{runs} runs: stop already requested by ")
     sooner = gpuq("cancel", runs, "--grace", "1s").out
     assert sooner == f"{runs} runs: stopping sooner: KILL after 1 s\n"
     fleet.post()

@@ -360,7 +360,9 @@ def test_a_second_cancel_changes_nothing() -> None:
     ("job_grace_ms", "first_ms", "second_ms", "in_force_ms"),
     [
         (0, 600_000, 1_000, 1_000),
-        (0, 0, 1_000, 1_000),  # nobody named the default, which may be longer
+        (0, 0, 1_000, 1_000),
+        (0, 0, 29_999, 29_999),  # the default is 30 s
+        (0, 0, 240_000, None),
         (2_000, 0, 1_000, 1_000),
         (2_000, 0, 3_000, None),
         (0, 1_000, 600_000, None),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -16,7 +17,7 @@ import typer
 from gpuq.client import Client, open_client
 from gpuq.job import Shown, rc_of
 from gpuq.render import say
-from gpuq.selectors import select
+from gpuq.selectors import SELECTORS, select, select_many
 from gpuq.view import View, read_view
 from ledger.errors import RequestError
 from ledger.journal import Journal
@@ -71,14 +72,23 @@ def logs(
 
 def wait(
     context: typer.Context,
-    jobs: Annotated[
-        list[str], typer.Argument(metavar="JOB", help="Ids, beginnings of ids, names, or 'last'.")
-    ],
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help=SELECTORS)],
 ) -> None:
     """Wait until jobs have ended; exit with the first exit code that is not 0."""
     client = open_client(context)
-    journal, view, _ = _find(client, jobs[0])
-    ids = [select(client, view, text) for text in jobs]
+    journal = client.load_journal()
+    view = read_view(journal, client.settings.timings)
+    ids = select_many(client, view, jobs, asks_for_all=False)
+    try:
+        code = wait_for(client, journal, view, ids)
+    except KeyboardInterrupt:
+        say(f"gpuq: detached; the jobs go on: gpuq wait {' '.join(ids)}")
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+def wait_for(client: Client, journal: Journal, view: View, ids: Sequence[JobId]) -> int:
+    """Until all have ended, and say how; the first exit code that is not 0, else 0."""
     while not all(has_ended(view, job) for job in ids):
         client.clock.sleep_ms(client.rng.randint(FOLLOW_MIN_MS, FOLLOW_MAX_MS))
         journal.follow()
@@ -86,7 +96,7 @@ def wait(
     for job in ids:
         say(f"gpuq: {job} {_standing(view, job)}")
     codes = [exit_code(view, job) for job in ids]
-    raise typer.Exit(next((code for code in codes if code), 0))
+    return next((code for code in codes if code), 0)
 
 
 def has_ended(view: View, job: JobId) -> bool:

@@ -270,7 +270,7 @@ class Projection(Decided):
         node.machine = fact.machine
         node.liveness = Liveness.FRESH
         worker.writer, worker.slot, worker.declared_pool = fact.writer, fact.slot, fact.pool
-        worker.incarnation = fact.incarnation
+        worker.incarnation, worker.price_micros = fact.incarnation, fact.price_micros
         worker.ready, worker.retired, worker.problem = True, "", ""
         self.advance_cursor(worker, fact.cursor)
         self.resolve_pool(worker)

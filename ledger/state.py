@@ -193,6 +193,8 @@ class Worker(msgspec.Struct, kw_only=True):
     incarnation: int = 0
     """Both of its newest incarnation that was admitted."""
     slot: Slot = Slot(kind="cpu", index=0)
+    price_micros: int = 0
+    """What its whole node costs an hour, as the worker was told."""
     cursor: int = 0
     next_message: int = 0
     messages: dict[int, AnyMessage] = {}

@@ -214,7 +214,7 @@ def test_a_dry_run_checks_and_writes_nothing(gpuq: Gpuq, script: str, home: Path
     result = gpuq("submit", "-n", "--explain", "--org", "astro", script)
     assert result.out.startswith("checked ")
     rows = [line.split() for line in result.err.splitlines()]
-    assert ["organization", "astro", "--org"] in rows
+    assert ["org", "astro", "--org"] in rows
     assert ["class", "batch", "default"] in rows
     assert facts_in(home) == []
     assert gpuq("status", "last").rc == 64

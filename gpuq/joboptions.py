@@ -73,7 +73,7 @@ def _show_moment(at_ms: int) -> str:
 
 
 def _show_lead(lead: LeadSignal) -> str:
-    return f"{lead.signal} {long_duration(lead.lead_ms)} before the limit"
+    return f"{lead.signal} {long_duration(lead.lead_ms)} before the limit" if lead.signal else ""
 
 
 NAME = Option(flags=("--name", "-J"), help="Else the file's or program's.", default="")

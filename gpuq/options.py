@@ -129,8 +129,9 @@ class Choices:
         """Name and value, as shown, of each option that says anything; for ``--explain``."""
         for option in self._options:
             value = self._field(option, now_ms)
-            if value or self.is_said(option):
-                yield option.name, Setting(option.show(value), self.source(option))
+            shown = option.show(value) if value else ""
+            if shown or self.is_said(option):
+                yield option.name, Setting(shown, self.source(option))
 
     def _field(self, option: Option[Any], now_ms: int) -> Any:
         choice = self._choices[option.name]

@@ -22,6 +22,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """What one job is to run: a script with arguments, or a command."""
 
     name: str
+    path: str = ""
+    """Of the script, as it was typed."""
     script: bytes = b""
     argv: tuple[str, ...] = ()
 
@@ -42,7 +44,7 @@ def bodies_of(scripts: Sequence[str], command: Sequence[str]) -> list[Body]:
             raise RequestError("the command behind -- is empty: name a program")
         return [Body(name=os.path.basename(command[0]) or command[0], argv=tuple(command))]
     return [
-        Body(name=Path(script).name, script=read_script(script), argv=tuple(command))
+        Body(name=Path(script).name, path=script, script=read_script(script), argv=tuple(command))
         for script in scripts
     ]
 

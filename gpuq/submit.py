@@ -11,14 +11,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from typer.core import TyperCommand
 
-from gpuq.client import Client, invocation_of, open_client
+from gpuq.client import Client, connect, invocation_of, open_client, settings_of
 from gpuq.config import Setting
+from gpuq.directives import said_by_script
 from gpuq.joboptions import (
     CHDIR,
     CLASS,
@@ -32,6 +35,7 @@ from gpuq.joboptions import (
     refuse_contradictions,
 )
 from gpuq.options import Choices, Layer, Option, Said, said_by_variables, takes
+from gpuq.projectfile import PROJECT_FILE, said_by_project
 from gpuq.render import print_json, printable, say
 from gpuq.script import Body, bodies_of
 from gpuq.selectors import remember_last
@@ -83,8 +87,8 @@ def submit(
 ) -> None:
     """Submit script files, or the command behind --."""
     bodies = bodies_of(scripts or [], context.meta.get(_COMMAND, ()))
-    asked = _asked(bodies, said, invocation_of(context).environ)
-    client = open_client(context)
+    asked = _asked(context, bodies, said)
+    client = connect(settings_of(context)) if dry_run else open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
     wishes = [
         _wish(client, view, body, choices) for body, choices in zip(bodies, asked, strict=True)
@@ -114,18 +118,36 @@ def submit(
 
 
 def _asked(
-    bodies: Sequence[Body], flags: Mapping[str, Any], environ: Mapping[str, str]
+    context: typer.Context, bodies: Sequence[Body], flags: Mapping[str, Any]
 ) -> list[Choices]:
     """What the user chose for each body, before anything is asked of the ledger."""
-    shared: list[Layer] = [[Said("", flags)], said_by_variables(JOB_OPTIONS, environ)]
+    above: list[Layer] = [
+        [Said("", flags)],
+        said_by_variables(JOB_OPTIONS, invocation_of(context).environ),
+    ]
+    below: list[Layer] = [said_by_project(JOB_OPTIONS, Path(PROJECT_FILE))]
     if len(bodies) > 1:
-        _refuse_for_several(Choices(JOB_OPTIONS, shared))
+        _refuse_for_several(Choices(JOB_OPTIONS, [*above, *below]))
     asked = []
-    for _ in bodies:
-        choices = Choices(JOB_OPTIONS, shared)
+    for body in bodies:
+        script = said_by_script(body.script, body.path, partial(_values, context))
+        choices = Choices(JOB_OPTIONS, [*above, *script, *below])
         refuse_contradictions(choices)
         asked.append(choices)
     return asked
+
+
+def _values(context: typer.Context, words: Sequence[str]) -> Mapping[str, Any]:
+    """What this command's parser makes of a directive's words, by parameter."""
+    command: Any = context.command
+    values, _, _ = command.make_parser(context).parse_args(list(words))
+    of_jobs = {option.parameter for option in JOB_OPTIONS}
+    for parameter in command.get_params(context):
+        given = values.get(parameter.name)
+        if given and parameter.name not in of_jobs:
+            what = parameter.opts[0] if parameter.opts[0].startswith("-") else repr(given[0])
+            raise RequestError(f"{what} is not an option of a job: leave it out of the script")
+    return {name: value for name, value in values.items() if name in of_jobs}
 
 
 def _refuse_for_several(shared: Choices) -> None:

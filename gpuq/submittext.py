@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gpuq.config import Setting, Settings
-from gpuq.joboptions import CHDIR, CLASS, ESTIMATE, GRACE, JOB_OPTIONS, NAME, ORG, POOL
+from gpuq.joboptions import CHDIR, CLASS, ESTIMATE, GRACE, JOB_OPTIONS, NAME, ORG, POOL, TIME
 from gpuq.options import Choices
 from gpuq.render import long_duration, plain_table, times
 from gpuq.script import Body
@@ -62,8 +62,9 @@ def _estimate(view: View, wish: Wish) -> Setting:
         tokens = projection.estimated_cost(wish.spec)
         return Setting(f"{tokens} tokens", "--input-tokens, --max-output-tokens")
     run_ms, source = projection.expected(wish.spec)
-    if source == ESTIMATE.flags[0]:
-        source = wish.choices.source(ESTIMATE)
+    for option in (ESTIMATE, TIME):
+        if source == option.flags[0]:
+            source = wish.choices.source(option)
     return Setting(long_duration(run_ms), source)
 
 

@@ -7,7 +7,6 @@ shows the forms; nothing is guessed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from scheduling.duration import DURATION_MAX_MS, parse_units
 
 SLOTS_MAX = 1_024
+COUNT_MAX = 1_000_000_000
 SIGNAL_LEAD_S = 60
 
 _DURATION_FORMS = "say minutes, MM:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS, or 90m, 1h30m, 2d"
@@ -26,6 +26,7 @@ _DAYS = re.compile(rf"{_N}-([0-9:]{{1,30}})")
 _SIZE = re.compile(rf"{_N}([KMGT])(i?)B?", re.IGNORECASE)
 _GPUS = re.compile(rf"(?:([A-Za-z0-9][A-Za-z0-9 ._-]*):)?{_N}")
 _SIGNAL = re.compile(r"(?:B:)?([A-Z0-9]{1,12})(?:@([0-9]{1,6}))?")
+_COUNT = re.compile(r"[0-9]{1,10}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = re.compile(r"GPUQ_.*|CUDA_VISIBLE_DEVICES")
 
@@ -162,17 +163,22 @@ def parse_signal(text: str) -> LeadSignal:
     return LeadSignal(name, lead_s * SECOND_MS)
 
 
-def parse_env(pairs: Iterable[str]) -> dict[str, str]:
-    """``K=V`` pairs; the last one of a name counts.
+def parse_count(text: str, *, most: int = COUNT_MAX) -> int:
+    """A whole number from 0 to ``most``. Raises RequestError on anything else."""
+    number = int(text) if _COUNT.fullmatch(text.strip()) else -1
+    if not 0 <= number <= most:
+        raise RequestError(f"{text!r} is not a whole number from 0 to {most}")
+    return number
+
+
+def parse_variable(text: str) -> tuple[str, str]:
+    """Name and value of ``NAME=VALUE``.
 
     Raises RequestError for what is no pair and for names that gpuq sets itself.
     """
-    env = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not _VARIABLE.fullmatch(name):
-            raise RequestError(f"--env {pair!r} is not a variable: say --env NAME=VALUE")
-        if _RESERVED.fullmatch(name):
-            raise RequestError(f"--env {name} is set by gpuq for each job: use another name")
-        env[name] = value
-    return env
+    name, equals, value = text.partition("=")
+    if not equals or not _VARIABLE.fullmatch(name):
+        raise RequestError(f"--env {text!r} is not a variable: say --env NAME=VALUE")
+    if _RESERVED.fullmatch(name):
+        raise RequestError(f"--env {name} is set by gpuq for each job: use another name")
+    return name, value

@@ -22,11 +22,13 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """What one job is to run: a script with arguments, or a command."""
 
     name: str
+    path: str = ""
+    """Of the script, as it was typed."""
     script: bytes = b""
     argv: tuple[str, ...] = ()
 
 
-def bodies_of(scripts: Sequence[str], command: Sequence[str], name: str) -> list[Body]:
+def bodies_of(scripts: Sequence[str], command: Sequence[str]) -> list[Body]:
     """One body a job: each script, or the command, or the one script with arguments."""
     if command and len(scripts) > 1:
         raise RequestError(
@@ -40,11 +42,9 @@ def bodies_of(scripts: Sequence[str], command: Sequence[str], name: str) -> list
             )
         if not command[0]:
             raise RequestError("the command behind -- is empty: name a program")
-        return [Body(name=name or os.path.basename(command[0]) or command[0], argv=tuple(command))]
-    if name and len(scripts) > 1:
-        raise RequestError("--name names one job: submit these scripts one by one")
+        return [Body(name=os.path.basename(command[0]) or command[0], argv=tuple(command))]
     return [
-        Body(name=name or Path(script).name, script=read_script(script), argv=tuple(command))
+        Body(name=Path(script).name, path=script, script=read_script(script), argv=tuple(command))
         for script in scripts
     ]
 

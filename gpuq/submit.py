@@ -1,56 +1,53 @@
 """``gpuq submit``: from scripts or a command to jobs in the ledger.
 
 Owns the checks that happen before anything is written, and the order of writing: the
-script's blob, then the submit fact, and "submitted" only after its acknowledgement. The
-environment of the submitter does not travel; ``--env`` does.
+script's blob, then the submit fact, and "submitted" only after its acknowledgement. What may
+be asked for stands in ``gpuq/joboptions.py``. The environment of the submitter does not
+travel; ``--env`` does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from typer.core import TyperCommand
 
-from gpuq.client import Client, open_client
+from gpuq.client import Client, connect, invocation_of, open_client, settings_of
 from gpuq.config import Setting
-from gpuq.parse import (
-    LeadSignal,
-    parse_deadline,
-    parse_duration,
-    parse_env,
-    parse_gpus,
-    parse_grace,
-    parse_signal,
-    parse_size,
+from gpuq.directives import said_by_script
+from gpuq.joboptions import (
+    CHDIR,
+    CLASS,
+    ENV,
+    JOB_OPTIONS,
+    KEY,
+    NAME,
+    ORG,
+    POOL,
+    WORKER_PIN,
+    refuse_contradictions,
 )
-from gpuq.render import (
-    local_time,
-    long_duration,
-    plain_table,
-    print_json,
-    printable,
-    say,
-    size,
-    times,
-)
+from gpuq.options import Choices, Layer, Option, Said, said_by_variables, takes
+from gpuq.projectfile import PROJECT_FILE, said_by_project
+from gpuq.render import print_json, printable, say
 from gpuq.script import Body, bodies_of
 from gpuq.selectors import remember_last
+from gpuq.submittext import Wish, explain_wish, hint, job_json
 from gpuq.view import View, read_view
 from ledger.decisions import JobAdmitted
 from ledger.errors import RequestError, TransientError
 from ledger.events import JobSpec, Submitted
-from ledger.names import WORKER, JobId, WorkerName, check_name, keyed_job_id, new_job_id
-from ledger.projection import Projection
+from ledger.names import WorkerName, keyed_job_id, new_job_id
 from ledger.state import Job, digest_of
 from ledger.writer import put_blob
 from scheduling.admission import verdict_on
-from scheduling.retries import RETRY_WORDS, is_retry_rule
 
 _COMMAND = "gpuq.command"
 
@@ -66,17 +63,7 @@ class CommandAfterDashes(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """The flags, read and checked, with who said what the flags did not."""
-
-    organization: Setting
-    workload_class: Setting
-    pool: Setting
-    spec: JobSpec
-    """All fields that are the same for each script of one call."""
-    key: str
-
-
+@takes(JOB_OPTIONS)
 def submit(
     context: typer.Context,
     scripts: Annotated[
@@ -88,61 +75,6 @@ def submit(
         ),
     ] = None,
     *,
-    name: Annotated[str, typer.Option("--name", "-J", help="Else the file's or program's.")] = "",
-    pool: Annotated[str, typer.Option("--pool", "-p", help="Resource pool.")] = "",
-    org: Annotated[str, typer.Option("--org", help="Organization that pays.")] = "",
-    workload_class: Annotated[
-        str, typer.Option("--class", help="batch (default), interactive or system.")
-    ] = "",
-    gpus: Annotated[str, typer.Option("--gpus", "-G", help="Slots: N or TYPE:N.")] = "1",
-    gpu_mem: Annotated[
-        str, typer.Option("--gpu-mem", help="Only GPUs with at least this much: 40G.")
-    ] = "",
-    time: Annotated[
-        str | None,
-        typer.Option("--time", "-t", help="Limit: 90 (minutes), 1:30:00, 2-12, 90m, 1h30m."),
-    ] = None,
-    estimate: Annotated[
-        str | None, typer.Option("--estimate", help="Expected time, as --time.")
-    ] = None,
-    worker: Annotated[str, typer.Option("--worker", help="Only there, such as node1-gpu0.")] = "",
-    key: Annotated[str, typer.Option("--key", help="The same key is the same job.")] = "",
-    chdir: Annotated[str, typer.Option("--chdir", help="Directory; else the current one.")] = "",
-    env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE; repeatable.")] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Wait for 'gpuq release'.")] = False,
-    idempotent: Annotated[
-        bool, typer.Option("--idempotent", help="May run again after its node was lost.")
-    ] = False,
-    resumable: Annotated[
-        bool, typer.Option("--resumable", help="Saves at TERM, exits with 75, and goes on later.")
-    ] = False,
-    exclusive: Annotated[
-        bool, typer.Option("--exclusive", help="Ends itself before a rerun can overlap.")
-    ] = False,
-    grace: Annotated[
-        str, typer.Option("--grace", help="Between TERM and KILL: 30s, 2m; 0: at once.")
-    ] = "",
-    signal: Annotated[
-        str, typer.Option("--signal", help="SIG@SECONDS before the time limit: USR1@120.")
-    ] = "",
-    deadline: Annotated[
-        str, typer.Option("--deadline", help="No use after: 2h from now, or 2026-12-01T18:00.")
-    ] = "",
-    retries: Annotated[
-        int, typer.Option("--retries", help="Further attempts after a failure.", min=0, max=100)
-    ] = 0,
-    retry_on: Annotated[
-        str, typer.Option("--retry-on", help="Of which ends: failed (default), rc=75, oom, ...")
-    ] = "",
-    requests: Annotated[
-        int, typer.Option("--requests", help="Calls of the pool's service (else 1).", min=0)
-    ] = 0,
-    input_tokens: Annotated[
-        int, typer.Option("--input-tokens", help="Tokens in of all calls.", min=0)
-    ] = 0,
-    max_output_tokens: Annotated[
-        int, typer.Option("--max-output-tokens", help="Tokens out of all calls, at most.", min=0)
-    ] = 0,
     parsable: Annotated[
         bool, typer.Option("--parsable", "-q", help="Only the ids on stdout.")
     ] = False,
@@ -151,45 +83,33 @@ def submit(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show each value and where it came from.")
     ] = False,
+    **said: Any,
 ) -> None:
     """Submit script files, or the command behind --."""
-    bodies = bodies_of(scripts or [], context.meta.get(_COMMAND, ()), name)
-    if key and len(bodies) > 1:
-        raise RequestError("--key names one job: submit these scripts one by one")
-    template = _template(
-        gpus=gpus, gpu_mem=gpu_mem, time=time, estimate=estimate, worker=worker, chdir=chdir,
-        env=env or [], hold=hold, idempotent=idempotent, resumable=resumable,
-        exclusive=exclusive, grace=grace,
-        signal=signal, retries=retries, retry_on=retry_on, requests=requests,
-        input_tokens=input_tokens, max_output_tokens=max_output_tokens,
-    )  # fmt: skip
-    client = open_client(context)
-    if deadline:
-        at_ms = parse_deadline(deadline, client.store.clock_ms())
-        template = msgspec.structs.replace(template, deadline_at=at_ms)
+    bodies = bodies_of(scripts or [], context.meta.get(_COMMAND, ()))
+    asked = _asked(context, bodies, said)
+    client = connect(settings_of(context)) if dry_run else open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
-    wishes = Wishes(
-        organization=_organization(client, org),
-        workload_class=_workload_class(view, workload_class),
-        pool=_pool(client, view, pool, worker),
-        spec=template,
-        key=key,
-    )
-    specs = [_spec(client, wishes, body) for body in bodies]
-    for spec in specs:
-        _check(view, spec)
-    if explain:
-        _explain(view, wishes, specs, client.settings.timings.grace_ms)
+    wishes = [
+        _wish(client, view, body, choices) for body, choices in zip(bodies, asked, strict=True)
+    ]
+    for wish in wishes:
+        _check(view, wish.spec)
+    for wish in wishes:
+        if explain:
+            explain_wish(view, wish, client.settings)
     if not dry_run:
-        _hint(view, wishes)
+        for line in dict.fromkeys(line for wish in wishes for line in hint(view, wish.spec)):
+            say(line)
     shown = []
-    for spec, body in zip(specs, bodies, strict=True):
-        outcome = "checked" if dry_run else _submit(client, view, spec, body)
+    for wish in wishes:
+        spec = wish.spec
+        outcome = "checked" if dry_run else _submit(client, view, wish)
         if not json:
             print(
                 spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}"), flush=True
             )
-        shown.append(_json(spec, outcome))
+        shown.append(job_json(spec, outcome))
     if json:
         print_json(shown)
 
@@ -197,97 +117,85 @@ def submit(
 # --- what is asked for
 
 
-def _template(
-    *,
-    gpus: str,
-    gpu_mem: str,
-    time: str | None,
-    estimate: str | None,
-    worker: str,
-    chdir: str,
-    env: Sequence[str],
-    hold: bool,
-    idempotent: bool,
-    resumable: bool,
-    exclusive: bool,
-    grace: str,
-    signal: str,
-    retries: int,
-    retry_on: str,
-    requests: int,
-    input_tokens: int,
-    max_output_tokens: int,
-) -> JobSpec:
-    """A spec of all that the flags say alone, before anything is asked of the ledger."""
-    wanted = parse_gpus(gpus)
-    time_limit_ms = parse_duration(time) if time is not None else 0
-    lead = _lead_signal(signal, time_limit_ms)
-    return JobSpec(
-        id=JobId(""),
-        name="",
-        organization="",
-        workload_class="",
-        pool="",
-        user="",
-        cwd=os.path.abspath(os.path.expanduser(chdir)) if chdir else _current_directory(),
-        env=parse_env(env),
-        slots=wanted.slots,
-        gpu_type=wanted.gpu_type,
-        gpu_memory_bytes=parse_size(gpu_mem) if gpu_mem else 0,
-        time_limit_ms=time_limit_ms,
-        estimate_ms=parse_duration(estimate) if estimate is not None else 0,
-        worker=_worker(worker),
-        idempotent=idempotent,
-        resumable=resumable,
-        exclusive=exclusive,
-        held=hold,
-        grace_ms=parse_grace(grace) if grace else 0,
-        signal=lead.signal,
-        lead_ms=lead.lead_ms,
-        retries=retries,
-        retry_on=_retry_on(retry_on, retries=retries, idempotent=idempotent),
-        requests=requests,
-        input_tokens=input_tokens,
-        max_output_tokens=max_output_tokens,
+def _asked(
+    context: typer.Context, bodies: Sequence[Body], flags: Mapping[str, Any]
+) -> list[Choices]:
+    """What the user chose for each body, before anything is asked of the ledger."""
+    above: list[Layer] = [
+        [Said("", flags)],
+        said_by_variables(JOB_OPTIONS, invocation_of(context).environ),
+    ]
+    below: list[Layer] = [said_by_project(JOB_OPTIONS, Path(PROJECT_FILE))]
+    if len(bodies) > 1:
+        _refuse_for_several(Choices(JOB_OPTIONS, [*above, *below]))
+    asked = []
+    for body in bodies:
+        script = said_by_script(body.script, body.path, partial(_values, context))
+        choices = Choices(JOB_OPTIONS, [*above, *script, *below])
+        refuse_contradictions(choices)
+        asked.append(choices)
+    return asked
+
+
+def _values(context: typer.Context, words: Sequence[str]) -> Mapping[str, Any]:
+    """What this command's parser makes of a directive's words, by parameter."""
+    command: Any = context.command
+    values, _, _ = command.make_parser(context).parse_args(list(words))
+    of_jobs = {option.parameter for option in JOB_OPTIONS}
+    for parameter in command.get_params(context):
+        given = values.get(parameter.name)
+        if given and parameter.name not in of_jobs:
+            what = parameter.opts[0] if parameter.opts[0].startswith("-") else repr(given[0])
+            raise RequestError(f"{what} is not an option of a job: leave it out of the script")
+    return {name: value for name, value in values.items() if name in of_jobs}
+
+
+def _refuse_for_several(shared: Choices) -> None:
+    for option in (NAME, KEY):
+        if shared[option]:
+            raise RequestError(f"{option.flags[0]} names one job: submit these scripts one by one")
+
+
+def _wish(client: Client, view: View, body: Body, choices: Choices) -> Wish:
+    organization = _setting(choices, ORG, client.settings.organization)
+    pool = _setting(choices, POOL, _default_pool(client, view, choices[WORKER_PIN]))
+    workload_class = _workload_class(view, choices)
+    variables = choices[ENV]
+    if choices[KEY]:
+        job = keyed_job_id(client.ledger, organization.value, choices[KEY])
+    else:
+        job = new_job_id(client.rng)
+    spec = JobSpec(
+        **choices.fields(client.store.clock_ms()),
+        id=job,
+        name=choices[NAME] or body.name,
+        organization=organization.value,
+        workload_class=workload_class.value,
+        pool=pool.value,
+        user=client.settings.user.value,
+        host=client.settings.host,
+        script=hashlib.sha256(body.script).hexdigest() if body.script else "",
+        argv=body.argv,
+        cwd=choices[CHDIR] or _current_directory(),
+        env=dict(variables),
     )
+    return Wish(
+        body=body, choices=choices, spec=spec, organization=organization, pool=pool,
+        workload_class=workload_class,
+    )  # fmt: skip
 
 
-def _retry_on(text: str, *, retries: int, idempotent: bool) -> tuple[str, ...]:
-    """The ends after which it is tried again, as ``rc=75,oom`` says."""
-    rules = tuple(rule.strip() for rule in text.split(",")) if text else ()
-    for rule in rules:
-        if not is_retry_rule(rule):
-            raise RequestError(f"--retry-on {rule!r}: say one or more of {RETRY_WORDS}")
-        if rule in ("lost", "timeout") and not idempotent:
-            raise RequestError(
-                f"--retry-on {rule}: the job may have done all of its work already; say "
-                "--idempotent if it may run twice"
-            )
-    if rules and not retries:
-        raise RequestError("--retry-on needs --retries N")
-    return rules
+def _setting(choices: Choices, option: Option[str], otherwise: Setting) -> Setting:
+    if choices.is_said(option):
+        return Setting(choices[option], choices.source(option))
+    return otherwise
 
 
-def _lead_signal(text: str, time_limit_ms: int) -> LeadSignal:
-    if not text:
-        return LeadSignal("", 0)
-    lead = parse_signal(text)
-    if not time_limit_ms:
-        raise RequestError("--signal comes before a time limit: give one with --time")
-    if lead.lead_ms >= time_limit_ms:
-        raise RequestError(
-            f"--signal {text} would come before the job begins: its limit is "
-            f"{long_duration(time_limit_ms)}"
-        )
-    return lead
-
-
-def _worker(text: str) -> str:
-    if text and not WORKER.fullmatch(text):
-        raise RequestError(
-            f"{text!r} is not a worker: say NODE-gpuN or NODE-cpuN; 'gpuq nodes' lists them"
-        )
-    return text
+def _default_pool(client: Client, view: View, worker: str) -> Setting:
+    known = view.state.workers.get(WorkerName(worker))
+    if known is not None and known.pool:
+        return Setting(known.pool, "--worker")
+    return client.settings.pool
 
 
 def _current_directory() -> str:
@@ -297,57 +205,20 @@ def _current_directory() -> str:
         raise RequestError("the current directory is gone: use --chdir") from error
 
 
-def _organization(client: Client, flag: str) -> Setting:
-    if flag:
-        return Setting(check_name("organization", flag), "--org")
-    return client.settings.organization
-
-
-def _workload_class(view: View, flag: str) -> Setting:
-    if not flag:
-        return Setting("batch", "default")
+def _workload_class(view: View, choices: Choices) -> Setting:
+    name = choices[CLASS]
     known = view.state.policy.classes
-    if flag in known:
-        return Setting(flag, "--class")
+    if name in known or not choices.is_said(CLASS):
+        return Setting(name, choices.source(CLASS))
     workers = view.state.workers.values()
     pools = {worker.pool for worker in workers} | set(view.state.policy.pools)
     gpus = {worker.slot.gpu_name.lower() for worker in workers}
     classes = f"a class is one of {', '.join(known)}"
-    if flag in pools:
-        raise RequestError(f"{flag!r} is a pool, no class: say --pool {flag} ({classes})")
-    if any(flag.lower() in gpu for gpu in gpus):
-        raise RequestError(f"{flag!r} is a kind of GPU, no class: say --gpus {flag}:1 ({classes})")
-    raise RequestError(f"{flag!r} is no class ({classes}); if it is a pool, say --pool {flag}")
-
-
-def _pool(client: Client, view: View, flag: str, worker: str) -> Setting:
-    if flag:
-        return Setting(check_name("pool", flag), "--pool")
-    known = view.state.workers.get(WorkerName(worker))
-    if known is not None and known.pool:
-        return Setting(known.pool, "--worker")
-    return client.settings.pool
-
-
-def _spec(client: Client, wishes: Wishes, body: Body) -> JobSpec:
-    organization = wishes.organization.value
-    if wishes.key:
-        job = keyed_job_id(client.ledger, organization, wishes.key)
-    else:
-        job = new_job_id(client.rng)
-    return msgspec.structs.replace(
-        wishes.spec,
-        id=job,
-        name=body.name,
-        organization=organization,
-        workload_class=wishes.workload_class.value,
-        pool=wishes.pool.value,
-        user=client.settings.user.value,
-        host=client.settings.host,
-        script=hashlib.sha256(body.script).hexdigest() if body.script else "",
-        argv=body.argv,
-        key=wishes.key,
-    )
+    if name in pools:
+        raise RequestError(f"{name!r} is a pool, no class: say --pool {name} ({classes})")
+    if any(name.lower() in gpu for gpu in gpus):
+        raise RequestError(f"{name!r} is a kind of GPU, no class: say --gpus {name}:1 ({classes})")
+    raise RequestError(f"{name!r} is no class ({classes}); if it is a pool, say --pool {name}")
 
 
 # --- what speaks against it
@@ -393,11 +264,11 @@ def _conflict(view: View, spec: JobSpec) -> str:
 # --- writing
 
 
-def _submit(client: Client, view: View, spec: JobSpec, body: Body) -> str:
+def _submit(client: Client, view: View, wish: Wish) -> str:
     """Write one job, unless the job of its key is there; which of the two, in words."""
-    outcome = "already submitted"
+    spec, outcome = wish.spec, "already submitted"
     if spec.id not in view.state.jobs and spec.id not in view.state.archive:
-        _put_script(client, body)
+        _put_script(client, wish.body)
         fact = Submitted(at=client.store.clock_ms(), job=spec)
         client.send(fact, f"the submit of {spec.id} ({spec.name})")
         outcome = "submitted"
@@ -412,69 +283,3 @@ def _put_script(client: Client, body: Body) -> None:
         put_blob(client.store, body.script)
     except TransientError as error:
         raise TransientError(f"{error}; {body.name} was not submitted: try again") from error
-
-
-def _hint(view: View, wishes: Wishes) -> None:
-    """Talk about what was read how, and about a pool that nobody serves now."""
-    spec = wishes.spec
-    if spec.time_limit_ms:
-        say(f"time limit {long_duration(spec.time_limit_ms)}")
-    pools = {worker.pool for worker in view.state.workers.values() if worker.ready} - {""}
-    if pools and wishes.pool.value not in pools:
-        say(f"no worker serves pool {wishes.pool.value!r} now; there is {', '.join(sorted(pools))}")
-
-
-def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int) -> None:
-    """Each value and who said so; talk, so that stdout stays what a program reads."""
-    spec = wishes.spec
-    limit = long_duration(spec.time_limit_ms) if spec.time_limit_ms else ""
-    memory = size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""
-    lead = f"{spec.signal} {long_duration(spec.lead_ms)} before the limit" if spec.lead_ms else ""
-    grace = long_duration(spec.grace_ms or grace_ms)
-    deadline = local_time(spec.deadline_at, view.now_ms) if spec.deadline_at else ""
-    retries = f"{spec.retries} on {', '.join(spec.retry_on or ('failed',))}" if spec.retries else ""
-    rows = [
-        ("user", specs[0].user, ""),
-        ("organization", wishes.organization.value, wishes.organization.source),
-        ("class", wishes.workload_class.value, wishes.workload_class.source),
-        ("pool", wishes.pool.value, wishes.pool.source),
-        ("slots", f"{spec.slots} {spec.gpu_type}".strip(), "--gpus"),
-        ("gpu memory", memory, "--gpu-mem" if memory else ""),
-        ("time limit", limit, "--time" if limit else ""),
-        ("signal", lead, "--signal" if lead else ""),
-        ("grace", grace, "--grace" if spec.grace_ms else "default"),
-        ("worker", spec.worker, "--worker" if spec.worker else ""),
-        ("directory", spec.cwd, ""),
-        ("estimate", *_estimate(view, specs[0])),
-        ("deadline", deadline, "--deadline" if deadline else ""),
-        ("retries", retries, "--retries" if retries else ""),
-    ]
-    print(plain_table(("WHAT", "VALUE", "FROM"), rows), file=sys.stderr)
-
-
-def _estimate(view: View, spec: JobSpec) -> tuple[str, str]:
-    """What a dispatch would charge, and who says so."""
-    projection = Projection(view.state)
-    if view.state.policy.pool(spec.pool).api is not None:
-        return f"{projection.estimated_cost(spec)} tokens", "--input-tokens, --max-output-tokens"
-    run_ms, source = projection.expected(spec)
-    return long_duration(run_ms), source
-
-
-def _json(spec: JobSpec, outcome: str) -> dict[str, Any]:
-    return {
-        "id": spec.id,
-        "name": spec.name,
-        "outcome": outcome,
-        "organization": spec.organization,
-        "class": spec.workload_class,
-        "pool": spec.pool,
-        "slots": spec.slots,
-        "gpu_type": spec.gpu_type,
-        "gpu_memory_bytes": spec.gpu_memory_bytes,
-        "time_limit_ms": spec.time_limit_ms or None,
-        "pinned_to": spec.worker,
-        "key": spec.key,
-        **times(deadline_at=spec.deadline_at or None),
-        "retries": spec.retries,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuq.parse import Gpus, parse_duration, parse_env, parse_gpus, parse_grace, parse_size
+from gpuq.parse import Gpus, parse_duration, parse_gpus, parse_grace, parse_size, parse_variable
 from ledger.errors import RequestError
 
 S, M, H, D = 1_000, 60_000, 3_600_000, 86_400_000
@@ -89,13 +89,14 @@ def test_gpus_that_cannot_be_read_are_an_error(text: str) -> None:
 
 
 def test_variables_keep_everything_behind_the_first_equals_sign() -> None:
-    assert parse_env(["A=b=c", "_X=", "A=2"]) == {"A": "2", "_X": ""}
+    assert parse_variable("A=b=c") == ("A", "b=c")
+    assert parse_variable("_X=") == ("_X", "")
 
 
 @pytest.mark.parametrize("pair", ["A", "=b", "1A=b", "A-B=c", "GPUQ_JOB_ID=x", ""])
 def test_what_is_no_variable_of_ones_own_is_refused(pair: str) -> None:
     with pytest.raises(RequestError, match="--env"):
-        parse_env([pair])
+        parse_variable(pair)
 
 
 @pytest.mark.parametrize(

@@ -214,10 +214,23 @@ def test_a_dry_run_checks_and_writes_nothing(gpuq: Gpuq, script: str, home: Path
     result = gpuq("submit", "-n", "--explain", "--org", "astro", script)
     assert result.out.startswith("checked ")
     rows = [line.split() for line in result.err.splitlines()]
-    assert ["organization", "astro", "--org"] in rows
+    assert ["org", "astro", "--org"] in rows
     assert ["class", "batch", "default"] in rows
     assert facts_in(home) == []
     assert gpuq("status", "last").rc == 64
+
+
+def test_a_dry_run_leaves_the_store_as_it_is(
+    gpuq: Gpuq, fleet: Fleet, script: str, home: Path
+) -> None:
+    fleet.ready("n1-gpu0")
+    fleet.post()
+    root = home / ".local/share/gpuq/ledger"
+    before = {path for path in root.rglob("*") if path.is_file()}
+    assert gpuq("submit", "-n", "--key", "k", script).rc == 0
+    assert {path for path in root.rglob("*") if path.is_file()} == before
+    assert gpuq("submit", script).rc == 0
+    assert {path for path in root.rglob("*") if path.is_file()} > before
 
 
 def test_the_organization_is_flag_then_variable_then_user(

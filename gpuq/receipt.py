@@ -157,6 +157,7 @@ class Receipt:
             "directory": spec.cwd,
             "variables": sorted(spec.env),
             "script_sha256": spec.script or None,
+            "words_sha256": spec.words or None,
             "script_bytes": None if script is None else len(script),
             "command_fingerprint": command_of(spec),
             "occupied_slot_ms": sum(one.occupied_slot_ms for one in self._sums.values()),

@@ -128,7 +128,7 @@ def test_a_project_file_that_is_wrong_names_itself_and_the_key(
         ("#GPUQ --time", "option '--time' requires an argument; see 'gpuq submit --help'"),
         ("#GPUQ time=4h", "'time=4h' is not an option of a job: leave it out"),
         ("#GPUQ --json", "--json is not an option of a job: leave it out"),
-        ("#GPUQ --store x", "no such option: --store"),
+        ("#GPUQ --store x", "--store is not an option of a job: leave it out"),
         ("#GPUQ --env 'A=1", "no closing quotation: mend its quotes"),
         ("#GPUQ --name \udcff", "is not UTF-8: save the script as UTF-8"),
         ("#SBATCH --time=soon", "'soon' is not a time: say minutes"),

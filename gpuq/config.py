@@ -86,6 +86,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     config_path: Path
     file: ConfigFile
 
+    @property
+    def secrets_dir(self) -> Path:
+        """Where a node's operator puts the values of ``--secret``."""
+        return self.config_path.with_name("secrets")
+
 
 def read_settings(flags: StoreFlags, environ: Mapping[str, str]) -> Settings:
     """The settings of this process. Raises RequestError for what cannot be read."""

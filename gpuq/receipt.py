@@ -156,6 +156,7 @@ class Receipt:
             "command": list(spec.argv),
             "directory": spec.cwd,
             "variables": sorted(spec.env),
+            "secrets": list(spec.secrets),
             "script_sha256": spec.script or None,
             "words_sha256": spec.words or None,
             "script_bytes": None if script is None else len(script),

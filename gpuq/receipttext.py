@@ -50,6 +50,7 @@ def _lines(facts: dict[str, Any], *, has_price: bool) -> list[tuple[str, str]]:
         ("fingerprint", facts["command_fingerprint"]),
         ("directory", facts["directory"]),
         ("variables", ", ".join(facts["variables"])),
+        ("secrets", ", ".join(facts["secrets"])),
         ("slot time", short_duration(facts["occupied_slot_ms"])),
         ("money", amount(Fraction(facts["money_micros"])) if has_price else ""),
     ]

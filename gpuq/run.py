@@ -237,7 +237,12 @@ def worker(
         node=NodeName(check_name("node", node)),
         pool=check_name("pool", pool),
         slot=served,
-        job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ), mig_uuids=uuids),
+        job_base=JobBase(
+            boot_id=boot_id(),
+            env=safe_env(os.environ),
+            mig_uuids=uuids,
+            secrets_dir=client.settings.secrets_dir,
+        ),
         leaving=leaving,
         price_micros=price_micros,
         process=identity_of(os.getpid()),

@@ -25,7 +25,6 @@ from gpuq.directives import said_by_script
 from gpuq.joboptions import (
     CHDIR,
     CLASS,
-    ENV,
     JOB_OPTIONS,
     KEY,
     NAME,
@@ -33,6 +32,7 @@ from gpuq.joboptions import (
     POOL,
     WORKER_PIN,
     refuse_contradictions,
+    variables_of,
 )
 from gpuq.options import Choices, Layer, Option, Said, said_by_variables, takes
 from gpuq.projectfile import PROJECT_FILE, said_by_project
@@ -104,6 +104,7 @@ def submit(
     context.obj = invocation_of(context).with_flags(
         StoreFlags(store=store, endpoint_url=endpoint_url, region=region, ca_bundle=ca_bundle)
     )
+    environ = invocation_of(context).environ
     behind_dashes = context.meta[_BEHIND_DASHES]
     bodies = bodies_of(words or [], is_command=behind_dashes)
     if not behind_dashes:
@@ -112,7 +113,8 @@ def submit(
     client = connect(settings_of(context)) if dry_run else open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
     wishes = [
-        _wish(client, view, body, choices) for body, choices in zip(bodies, asked, strict=True)
+        _wish(client, view, body, choices, environ)
+        for body, choices in zip(bodies, asked, strict=True)
     ]
     for wish in wishes:
         _check(view, wish.spec)
@@ -194,11 +196,12 @@ def _refuse_for_several(shared: Choices) -> None:
             raise RequestError(f"{option.flags[0]} names one job: submit these scripts one by one")
 
 
-def _wish(client: Client, view: View, body: Body, choices: Choices) -> Wish:
+def _wish(
+    client: Client, view: View, body: Body, choices: Choices, environ: Mapping[str, str]
+) -> Wish:
     organization = _setting(choices, ORG, client.settings.organization)
     pool = _setting(choices, POOL, _default_pool(client, view, choices[WORKER_PIN]))
     workload_class = _workload_class(view, choices)
-    variables = choices[ENV]
     if choices[KEY]:
         job = keyed_job_id(client.ledger, organization.value, choices[KEY])
     else:
@@ -214,7 +217,7 @@ def _wish(client: Client, view: View, body: Body, choices: Choices) -> Wish:
         host=client.settings.host,
         argv=body.argv,
         cwd=choices[CHDIR] or _current_directory(),
-        env=dict(variables),
+        env=variables_of(choices, environ),
     )
     _refuse_unsendable(typed)
     spec, blobs = _with_blobs(typed, body)

@@ -132,6 +132,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     words: str = ""
     """sha256 of the blob that holds ``argv`` and ``env``, where these are too long for a fact
     (``ledger.words``); both are empty then."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables whose values the node holds; no value stands in a ledger."""
 
     @property
     def flow(self) -> FlowId:

@@ -197,6 +197,49 @@ def test_the_environment_does_not_travel(
     assert [path for path in files if b"hunter2hunter2" in path.read_bytes()] == []
 
 
+def test_a_variable_travels_by_name_with_its_value_here(
+    gpuq: Gpuq, fleet: Fleet, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEED", "a=b,c\n")
+    monkeypatch.setenv("MODE", "fast")
+    (here / "gpuq.toml").write_text('env = ["MODE", "SEED=0"]\n')
+    (job,) = gpuq("submit", "-q", "--env", "SEED", "--", "true").ids
+    fleet.post()
+    assert fleet.state.jobs[JobId(job)].spec.env == {"MODE": "fast", "SEED": "a=b,c\n"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("HF_TOKEN", True), ("GITHUB_TOKEN", True), ("token", True), ("WANDB_API_KEY", True),
+        ("OPENAI_APIKEY", True), ("KEY", True), ("DB_PASSWORD", True), ("PGPASSWORD", True),
+        ("MYSQL_PASSWD", True), ("CLIENT_SECRET_OLD", True), ("SSH_PASSPHRASE", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", True), ("AWS_ACCESS_KEY_ID", True),
+        ("AWS_SECRET_ACCESS_KEY", True), ("AWS_SESSION_TOKEN", True),
+        ("AWS_REGION", False), ("AWS_ENDPOINT_URL", False), ("MAX_TOKENS", False),
+        ("TOKENIZERS_PARALLELISM", False), ("MONKEY", False), ("KEYMAP", False), ("SEED", False),
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_secret_is_refused_as_a_value(
+    gpuq: Gpuq, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_secret: bool
+) -> None:
+    monkeypatch.setenv(name, "hunter2")
+    for pair in (name, f"{name}=hunter2"):
+        result = gpuq("submit", "-n", "--env", pair, "--", "true")
+        assert result.rc == (64 if is_secret else 0)
+        assert "hunter2" not in result.err
+        assert (f"say --secret {name}" in result.err) == is_secret
+
+
+def test_a_secret_is_a_name_in_the_ledger(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
+    (here / "gpuq.toml").write_text('secret = ["HF_TOKEN"]\n')
+    (job,) = gpuq("submit", "-q", "--secret", "DB_PASSWORD", "--", "true").ids
+    fleet.post()
+    assert fleet.state.jobs[JobId(job)].spec.secrets == ("HF_TOKEN", "DB_PASSWORD")
+    shown = gpuq("status", "--json", job).json
+    assert (shown["secrets"], shown["variables"]) == (["HF_TOKEN", "DB_PASSWORD"], {})
+
+
 def test_the_same_key_is_the_same_job(gpuq: Gpuq, fleet: Fleet, script: str, home: Path) -> None:
     first = gpuq("submit", "--key", "sweep-1", script)
     again = gpuq("submit", "--key", "sweep-1", script)
@@ -258,7 +301,10 @@ def test_a_script_that_no_shell_would_run_is_refused(
         (["--worker", "x", "--", "true"], "'x' is not a worker: say NODE-gpuN"),
         (["--org", "A B", "--", "true"], "organization 'A B' is not a name"),
         (["--class", "h100", "--", "true"], "if it is a pool, say --pool h100"),
-        (["--env", "A", "--", "true"], "say --env NAME=VALUE"),
+        (["--env", "A-B=1", "--", "true"], "--env 'A-B' is not a variable"),
+        (["--env", "NOT_HERE", "--", "true"], "--env NOT_HERE: it is not set here"),
+        (["--secret", "S=1", "--", "true"], "--secret S takes no value"),
+        (["--secret", "S", "--env", "S=1", "--", "true"], "S: say --env or --secret, not both"),
         (["--key"], "requires an argument"),
         (["--", "a", "b" * 131_072], "at most 131071 in an argument or variable: put it into"),
         (["--env", f"A={'b' * 131_070}", "--", "a"], "put it into a file"),

@@ -100,7 +100,7 @@ def main(
     flags = StoreFlags(store=store, endpoint_url=endpoint_url, region=region, ca_bundle=ca_bundle)
     context.obj = Invocation(flags=flags, environ=os.environ)
     if context.invoked_subcommand is None:
-        status.status(context, json=False, watch=False)
+        status.status(context)
 
 
 def _add(
@@ -134,7 +134,7 @@ _add(
     status.status,
     "status",
     short="Show what runs, waits (and why) and ended.",
-    examples=["gpuq status", "gpuq status --watch", "gpuq status last"],
+    examples=["gpuq status --watch", "gpuq status --state failed --since 2h", "gpuq status last"],
 )
 _add(
     why.why,

@@ -136,15 +136,18 @@ def _supervise(client: Client, options: SupervisorOptions, tmux: str) -> bool:
         lambda: _told(f"{node} drains: running jobs end first; again to stop them", role.drain),
         lambda: _told(f"{node} stops its jobs", role.stop_jobs),
     )
+    return role.run(begun=partial(_say_what_is_served, client, options, tmux))
+
+
+def _say_what_is_served(client: Client, options: SupervisorOptions, tmux: str) -> None:
     kinds = {slot.kind for slot in options.slots.values()}
     count = len(options.slots)
     say(
-        f"gpuq: node {node} serves pool {options.pool} with {count} "
+        f"gpuq: node {options.node} serves pool {options.pool} with {count} "
         f"{'/'.join(sorted(kinds)).upper()} slot{'' if count == 1 else 's'}, ledger at "
         f"{client.store.url}; Ctrl-C drains"
         + (f"; 'tmux attach -t {tmux}' shows the workers" if tmux else "")
     )
-    return role.run()
 
 
 def _node_argv(store: StoreChoice, options: SupervisorOptions) -> dict[str, Sequence[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from gpuq.joboptions import (
     refuse_contradictions,
     variables_of,
 )
+from gpuq.logs import wait_for
 from gpuq.options import Choices, Layer, Option, Said, said_by_variables, takes
 from gpuq.projectfile import PROJECT_FILE, said_by_project
 from gpuq.render import print_json, printable, say
@@ -91,6 +93,9 @@ def submit(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Check, write nothing.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-W", help="Until they have ended; exit with their code.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show each value and where it came from.")
     ] = False,
@@ -135,6 +140,9 @@ def submit(
         shown.append(job_json(spec, outcome))
     if json:
         print_json(shown)
+    if wait and not dry_run:
+        sys.stdout.flush()
+        raise typer.Exit(wait_for(client, [wish.spec.id for wish in wishes]))
 
 
 # --- what is asked for

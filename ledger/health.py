@@ -95,6 +95,9 @@ class HealthLog:
             record = self._record(command)
             _move(node, record.succeeded_on, record.failed_on)
             self._blame(node, job, command, record)
+            attempt.excused = bool(self._state.nodes[node].health.blocked) and not fails_elsewhere(
+                self._state, command, node
+            )
         elif succeeded(attempt):
             record = self._record(command)
             _move(node, record.failed_on, record.succeeded_on)

@@ -95,10 +95,11 @@ class Supervisor:
         """Slots that this node offered before; their workers end what is underway there."""
         self._journal = Journal(context.store, context.ledger)
 
-    def run(self) -> bool:
+    def run(self, begun: Callable[[], object] = lambda: None) -> bool:
         """Keep the node alive until a drain has ended; whether it was for want of work.
 
-        Raises RequestError where this node already runs, here or on another machine, and
+        Calls ``begun`` once the node is this supervisor's, before it serves it. Raises
+        RequestError where this node already runs, here or on another machine, and
         TransientError where it cannot begin and has no idle limit to wait for.
         """
         if not self._host.take():
@@ -111,6 +112,7 @@ class Supervisor:
                 return True
             writer = new_writer(self._context.rng, _beat_name(self._options.node))
             self._beats = BeatWriter(self._context.store, writer)
+            begun()
             while not (self._draining and self._is_empty()):
                 self.step()
                 self._context.clock.sleep_ms(self._context.timings.respawn_ms)

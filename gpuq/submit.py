@@ -123,26 +123,27 @@ def submit(
     ]
     for wish in wishes:
         _check(view, wish.spec)
-    for wish in wishes:
-        if explain:
+    if explain:
+        for wish in wishes:
             explain_wish(view, wish, client.settings)
     if not dry_run:
         for line in dict.fromkeys(line for wish in wishes for line in hint(view, wish.spec)):
             say(line)
     shown = []
     for wish in wishes:
-        spec = wish.spec
         outcome = "checked" if dry_run else _submit(client, view, wish)
         if not json:
-            print(
-                spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}"), flush=True
-            )
-        shown.append(job_json(spec, outcome))
+            print(_line(wish.spec, outcome, parsable=parsable), flush=True)
+        shown.append(job_json(wish.spec, outcome))
     if json:
         print_json(shown)
     if wait and not dry_run:
         sys.stdout.flush()
         raise typer.Exit(wait_for(client, [wish.spec.id for wish in wishes]))
+
+
+def _line(spec: JobSpec, outcome: str, *, parsable: bool) -> str:
+    return spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}")
 
 
 # --- what is asked for

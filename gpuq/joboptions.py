@@ -8,7 +8,7 @@ in the module of those rules, and listed here. What belongs to one call and not 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from gpuq.options import Choices, Kind, Option
@@ -19,6 +19,7 @@ from gpuq.parse import (
     parse_duration,
     parse_gpus,
     parse_grace,
+    parse_secret,
     parse_signal,
     parse_size,
     parse_variable,
@@ -68,6 +69,11 @@ def _show_gpus(gpus: Sequence[object]) -> str:
     return " ".join(str(part) for part in gpus).strip()
 
 
+def _show_names(pairs: Sequence[tuple[str, str | None]]) -> str:
+    """Names only: a value may be long."""
+    return ", ".join(dict.fromkeys(name for name, _ in pairs))
+
+
 def _show_moment(at_ms: int) -> str:
     return f"{datetime.fromtimestamp(at_ms / 1000):%Y-%m-%d %H:%M:%S}"
 
@@ -105,9 +111,13 @@ CHDIR = Option(
     flags=("--chdir", "-D"), help="Directory; else the current one.", read=_read_directory,
     default="",
 )  # fmt: skip
-ENV: Option[tuple[tuple[str, str], ...]] = Option(
-    flags=("--env",), help="NAME=VALUE; repeatable.", kind=Kind.GATHERED, read=parse_variable,
-    default=(), show=lambda pairs: ", ".join(dict.fromkeys(name for name, _ in pairs)),
+ENV: Option[tuple[tuple[str, str | None], ...]] = Option(
+    flags=("--env",), help="NAME=VALUE, or NAME with its value here; repeatable.",
+    kind=Kind.GATHERED, read=parse_variable, default=(), show=_show_names,
+)  # fmt: skip
+SECRET: Option[tuple[str, ...]] = Option(
+    flags=("--secret",), help="NAME, with the value that the node holds; repeatable.",
+    kind=Kind.GATHERED, read=parse_secret, default=(), fields=("secrets",), show=", ".join,
 )  # fmt: skip
 HOLD = Option(
     flags=("--hold",), help="Wait for 'gpuq release'.", kind=Kind.SWITCH, default=False,
@@ -159,14 +169,30 @@ MAX_OUTPUT_TOKENS = Option(
 )  # fmt: skip
 
 JOB_OPTIONS = (
-    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN, KEY, CHDIR, ENV, HOLD,
-    IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE, RETRIES, RETRY_ON, REQUESTS,
-    INPUT_TOKENS, MAX_OUTPUT_TOKENS,
+    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN, KEY, CHDIR, ENV, SECRET,
+    HOLD, IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE, RETRIES, RETRY_ON,
+    REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
 )  # fmt: skip
+
+
+def variables_of(choices: Choices, environ: Mapping[str, str]) -> dict[str, str]:
+    """The job's variables; ``--env NAME`` takes the value of ``environ``.
+
+    Raises RequestError where there is none.
+    """
+    variables = {}
+    for name, value in choices[ENV]:
+        if value is None and name not in environ:
+            raise RequestError(f"--env {name}: it is not set here; set it, or say --env NAME=VALUE")
+        variables[name] = environ[name] if value is None else value
+    return variables
 
 
 def refuse_contradictions(choices: Choices) -> None:
     """Raise RequestError for options that say nothing together."""
+    twice = {name for name, _ in choices[ENV]}.intersection(choices[SECRET])
+    if twice:
+        raise RequestError(f"{', '.join(sorted(twice))}: say --env or --secret, not both")
     for rule in choices[RETRY_ON]:
         if rule in ("lost", "timeout") and not choices[IDEMPOTENT]:
             raise RequestError(

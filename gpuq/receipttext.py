@@ -46,9 +46,11 @@ def _lines(facts: dict[str, Any], *, has_price: bool) -> list[tuple[str, str]]:
         ("state", facts["state"] or "-"),
         ("script", f"sha256 {script}{missing}" if script else ""),
         ("arguments" if script else "command", command),
+        ("long words", f"sha256 {facts['words_sha256']}" if facts["words_sha256"] else ""),
         ("fingerprint", facts["command_fingerprint"]),
         ("directory", facts["directory"]),
         ("variables", ", ".join(facts["variables"])),
+        ("secrets", ", ".join(facts["secrets"])),
         ("slot time", short_duration(facts["occupied_slot_ms"])),
         ("money", amount(Fraction(facts["money_micros"])) if has_price else ""),
     ]

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
@@ -238,7 +239,7 @@ def worker(
             node=NodeName(check_name("node", node)),
             pool=check_name("pool", pool),
             slot=served,
-            job_base=_job_base(served, reader),
+            job_base=_job_base(served, reader, client.settings.secrets_dir),
             leaving=leaving,
             price_micros=price_micros,
             process=identity_of(os.getpid()),
@@ -263,7 +264,7 @@ def _check_worker(name: str) -> WorkerName:
     return WorkerName(name)
 
 
-def _job_base(slot: Slot, reader: GpuReader) -> JobBase:
+def _job_base(slot: Slot, reader: GpuReader, secrets_dir: Path) -> JobBase:
     from roles.devices import is_mig, mig_uuids
     from roles.jobplan import JobBase, safe_env
     from roles.processes import boot_id
@@ -271,7 +272,8 @@ def _job_base(slot: Slot, reader: GpuReader) -> JobBase:
     uuids: dict[int, str] = {}
     if is_mig(slot.gpu_uuid):
         uuids = {**mig_uuids(reader.read()), slot.index: slot.gpu_uuid}
-    return JobBase(boot_id=boot_id(), env=safe_env(os.environ), mig_uuids=uuids)
+    env = safe_env(os.environ)
+    return JobBase(boot_id=boot_id(), env=env, mig_uuids=uuids, secrets_dir=secrets_dir)
 
 
 # --- what a supervisor is told

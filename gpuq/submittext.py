@@ -12,7 +12,6 @@ from gpuq.config import Setting, Settings
 from gpuq.joboptions import CHDIR, CLASS, ESTIMATE, GRACE, JOB_OPTIONS, NAME, ORG, POOL, TIME
 from gpuq.options import Choices
 from gpuq.render import long_duration, plain_table, times
-from gpuq.script import Body
 from gpuq.view import View
 from ledger.events import JobSpec
 from ledger.projection import Projection
@@ -21,9 +20,10 @@ from ledger.projection import Projection
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """One job as it will be submitted, and who said what."""
 
-    body: Body
     choices: Choices
     spec: JobSpec
+    blobs: tuple[bytes, ...]
+    """That the spec names."""
     organization: Setting
     pool: Setting
     workload_class: Setting

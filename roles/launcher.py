@@ -72,7 +72,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Looked up in the ``PATH`` of ``env``, and relative to ``cwd``."""
     cwd: str
     env: dict[str, str]
-    """The whole environment, but for ``GPUQ_TOKEN`` and ``GPUQ_CANCEL``."""
+    """The whole environment, but for ``GPUQ_TOKEN``, ``GPUQ_CANCEL`` and the secrets."""
+    secrets: tuple[str, ...] = ()
+    """Variables whose values are read from files of these names in ``secrets_dir`` at the start."""
+    secrets_dir: str = ""
     umask: int | None = None
     time_limit_ms: int | None = None
     deadline_boot_ms: int | None = None

@@ -160,8 +160,9 @@ class Objects:
         fact = posted.fact
         self._facts.setdefault((fact.writer, fact.n), _Posted(seq, posted.key, _digest(fact)))
         match fact:
-            case e.Submitted() if fact.job.script:
-                self._blobs.setdefault(fact.job.script, seq)
+            case e.Submitted():
+                for blob in filter(None, (fact.job.script, fact.job.words)):
+                    self._blobs.setdefault(blob, seq)
             case e.PolicyApplied() if fact.source:
                 self._blobs.setdefault(fact.source, seq)
             case e.AttemptStarted() | e.AttemptFinished():

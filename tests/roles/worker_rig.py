@@ -373,7 +373,11 @@ class Rig(PlayedLeader):
             node=NODE,
             pool="default",
             slot=e.Slot(kind="cpu", index=0),
-            job_base=JobBase(boot_id=BOOT_ID, env={"PATH": "/bin", "HOME": "/root"}),
+            job_base=JobBase(
+                boot_id=BOOT_ID,
+                env={"PATH": "/bin", "HOME": "/root"},
+                secrets_dir=Path("/fake/secrets"),
+            ),
             leaving=leaving,
         )
         parts = WorkerParts(

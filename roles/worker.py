@@ -1,4 +1,4 @@
-"""A worker: one process per slot, which runs what its mailbox says and reports what happens.
+"""A worker: serves one slot, runs what its mailbox says and reports what happens.
 
 The order of effects, and what a crash after each costs:
 

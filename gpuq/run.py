@@ -16,7 +16,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
@@ -239,7 +238,7 @@ def worker(
             node=NodeName(check_name("node", node)),
             pool=check_name("pool", pool),
             slot=served,
-            job_base=_job_base(served, reader, client.settings.secrets_dir),
+            job_base=_job_base(client.settings, served, reader),
             leaving=leaving,
             price_micros=price_micros,
             process=identity_of(os.getpid()),
@@ -264,7 +263,7 @@ def _check_worker(name: str) -> WorkerName:
     return WorkerName(name)
 
 
-def _job_base(slot: Slot, reader: GpuReader, secrets_dir: Path) -> JobBase:
+def _job_base(settings: Settings, slot: Slot, reader: GpuReader) -> JobBase:
     from roles.devices import is_mig, mig_uuids
     from roles.jobplan import JobBase, safe_env
     from roles.processes import boot_id
@@ -272,8 +271,12 @@ def _job_base(slot: Slot, reader: GpuReader, secrets_dir: Path) -> JobBase:
     uuids: dict[int, str] = {}
     if is_mig(slot.gpu_uuid):
         uuids = {**mig_uuids(reader.read()), slot.index: slot.gpu_uuid}
-    env = safe_env(os.environ)
-    return JobBase(boot_id=boot_id(), env=env, mig_uuids=uuids, secrets_dir=secrets_dir)
+    return JobBase(
+        boot_id=boot_id(),
+        env=safe_env(os.environ),
+        secrets_dir=settings.secrets_dir,
+        mig_uuids=uuids,
+    )
 
 
 # --- what a supervisor is told

@@ -46,7 +46,10 @@ def bodies_of(words: Sequence[str], *, is_command: bool) -> list[Body]:
             "nothing to submit: name a script or a command: gpuq submit python3 train.py"
         )
     first, *rest = words
-    if is_command or not _names_script(first):
+    if is_command:
+        return [_command(words)]
+    if not _names_script(first):
+        _tell_of_a_missing_program(first)
         return [_command(words)]
     further = len(list(takewhile(_is_script, rest)))
     scripts, behind = words[: further + 1], rest[further:]
@@ -61,14 +64,15 @@ def bodies_of(words: Sequence[str], *, is_command: bool) -> list[Body]:
 
 
 def _names_script(word: str) -> bool:
-    """Whether it is a file, or can only be a mistyped one; tells of an odd command."""
+    """Whether it is a file that is no program, or can only be a mistyped one."""
     if _begins_with(word, b"\x7fELF") and os.access(word, os.X_OK):
         return False
-    if os.path.isfile(word) or "/" in word or word in (".", "..") or word.endswith(".sh"):
-        return True
+    return os.path.isfile(word) or "/" in word or word in (".", "..") or word.endswith(".sh")
+
+
+def _tell_of_a_missing_program(word: str) -> None:
     if word and shutil.which(word) is None:
         say(f"{word!r} is no file here and no program here: it must be one on the node")
-    return False
 
 
 def _is_script(word: str) -> bool:
@@ -77,11 +81,13 @@ def _is_script(word: str) -> bool:
 
 
 def _begins_with(path: str, start: bytes) -> bool:
-    """Whether a file is there that does."""
+    """Whether a file is there that does; a pipe is none, and keeps what it holds."""
+    if not os.path.isfile(path):
+        return False
     try:
         with open(path, "rb") as file:
             return file.read(len(start)) == start
-    except (OSError, ValueError):
+    except OSError:
         return False
 
 

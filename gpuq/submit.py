@@ -209,7 +209,7 @@ def _wish(
     client: Client, view: View, body: Body, choices: Choices, environ: Mapping[str, str]
 ) -> Wish:
     organization = _setting(choices, ORG, client.settings.organization)
-    pool = _setting(choices, POOL, _default_pool(client, view, choices[WORKER_PIN]))
+    pool = _setting(choices, POOL, _default_pool(client, view, choices))
     workload_class = _workload_class(view, choices)
     if choices[KEY]:
         job = keyed_job_id(client.ledger, organization.value, choices[KEY])
@@ -281,10 +281,10 @@ def _setting(choices: Choices, option: Option[str], otherwise: Setting) -> Setti
     return otherwise
 
 
-def _default_pool(client: Client, view: View, worker: str) -> Setting:
-    known = view.state.workers.get(WorkerName(worker))
+def _default_pool(client: Client, view: View, choices: Choices) -> Setting:
+    known = view.state.workers.get(WorkerName(choices[WORKER_PIN]))
     if known is not None and known.pool:
-        return Setting(known.pool, "--worker")
+        return Setting(known.pool, choices.source(WORKER_PIN))
     return client.settings.pool
 
 

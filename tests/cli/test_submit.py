@@ -122,6 +122,22 @@ def test_words_that_may_be_meant_in_two_ways_are_refused(
     assert facts_in(home) == []
 
 
+def test_a_script_may_come_from_a_pipe_and_a_pipe_behind_it_is_left_alone(
+    gpuq: Gpuq, fleet: Fleet, script: str
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"echo from a pipe\n")
+    os.close(writer)
+    path = f"/dev/fd/{reader}"
+    assert gpuq("submit", "-n", script, path).out.count("checked") == 1
+    (job,) = gpuq("submit", "-q", path, "x").ids
+    os.close(reader)
+    fleet.post()
+    spec = fleet.state.jobs[JobId(job)].spec
+    assert fleet.store.get(f"{BLOBS}{spec.script}") == b"echo from a pipe\n"
+    assert spec.argv == ("x",)
+
+
 def test_options_of_gpuq_behind_the_first_word_are_told(gpuq: Gpuq, script: str) -> None:
     told = "-G, --time=2h behind hello.sh goes to the job: gpuq's own options stand before it"
     assert told in gpuq("submit", script, "-G", "2", "--time=2h", "--lr").err
@@ -348,12 +364,15 @@ def test_what_no_gpu_of_the_pool_has_is_refused_before_anything_is_written(
     assert gpuq("submit", "--gpu-mem", "80G", "-G", "h100:1", script).rc == 0
 
 
-def test_a_pin_implies_the_workers_pool(gpuq: Gpuq, fleet: Fleet, script: str) -> None:
+def test_a_pin_implies_the_workers_pool(gpuq: Gpuq, fleet: Fleet, script: str, here: Path) -> None:
     fleet.ready("n1-gpu0", pool="big")
     fleet.post()
     (job,) = gpuq("submit", "-q", "--worker", "n1-gpu0", script).ids
     fleet.post()
     assert fleet.state.jobs[JobId(job)].spec.pool == "big"
+    (here / "gpuq.toml").write_text('worker = "n1-gpu0"\n')
+    rows = [line.split() for line in gpuq("submit", "-n", "--explain", script).err.splitlines()]
+    assert ["pool", "big", "gpuq.toml"] in rows
 
 
 def test_a_pool_that_nobody_serves_is_told_on_stderr(gpuq: Gpuq, fleet: Fleet, script: str) -> None:

@@ -25,8 +25,10 @@ from gpuq import (
     policy,
     run,
     status,
-    submit,
     why,
+)
+from gpuq import (
+    submission as submit,
 )
 from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags

@@ -122,6 +122,17 @@ def submit(
         raise typer.Exit(wait_for(client, [wish.spec.id for wish in wishes]))
 
 
+def submit_body(
+    context: typer.Context, client: Client, view: View, body: Body, said: Mapping[str, Any]
+) -> JobSpec:
+    """Submit one job as the command would whose flags are ``said``; prints no data."""
+    (choices,) = _asked(context, [body], said)
+    wish = _wish(client, view, body, choices)
+    _check(view, wish.spec)
+    _submit(client, view, wish)
+    return wish.spec
+
+
 # --- what is asked for
 
 

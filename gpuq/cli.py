@@ -16,6 +16,7 @@ import typer
 
 from gpuq import (
     cancel,
+    completion,
     export,
     init,
     logs,
@@ -25,8 +26,10 @@ from gpuq import (
     policy,
     run,
     status,
-    submit,
     why,
+)
+from gpuq import (
+    submission as submit,
 )
 from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags
@@ -201,7 +204,12 @@ _add(
     short="Let a drained node start jobs again.",
     examples=["gpuq undrain node1"],
 )
-app.add_typer(policy.app, name="policy", short_help="Weights of organizations, and pools.")
+app.add_typer(
+    policy.app,
+    name="policy",
+    short_help="Weights of organizations, and pools.",
+    epilog=epilog("gpuq policy show", "gpuq policy apply team.toml"),
+)
 _add(
     run.up,
     "up",
@@ -246,4 +254,19 @@ _add(
         "gpuq export usage --format parquet -o usage.parquet --from 30d",
     ],
 )
-app.add_typer(replay_app, name="replay", short_help="Verify a ledger; compare policies on it.")
+_add(
+    completion.completion,
+    "completion",
+    short="Make a shell complete jobs, nodes and options.",
+    examples=[
+        'eval "$(gpuq completion bash)"',
+        "gpuq completion fish > ~/.config/fish/completions/gpuq.fish",
+    ],
+)
+app.command("complete", hidden=True)(completion.complete)
+app.add_typer(
+    replay_app,
+    name="replay",
+    short_help="Verify a ledger; compare policies on it.",
+    epilog=epilog("gpuq replay verify", "gpuq replay compare abc"),
+)

@@ -107,6 +107,11 @@ def _view_of_ends(client: Client, journal: Journal, ids: Sequence[JobId]) -> Vie
         journal.follow()
 
 
+def read_log(client: Client, journal: Journal, job: JobId) -> tuple[bytes, bool]:
+    """What its newest attempt has written so far, and whether that is all."""
+    return _Follower(client, journal, job, None, None).read()
+
+
 def has_ended(view: View, job: JobId) -> bool:
     """False too where nothing is known of the job yet: a listing may skip what is new."""
     known = view.state.jobs.get(job)
@@ -168,18 +173,21 @@ class _Follower:
 
     def show(self) -> bool:
         """What there is now; False where there is nothing yet."""
-        self._choose_attempt()
-        data, whole = self._read()
+        data, whole = self.read()
         self._write(data)
         return bool(data) or whole
+
+    def read(self) -> tuple[bytes, bool]:
+        """What was not yet shown of the attempt, and whether that is all there will ever be."""
+        self._choose_attempt()
+        return self._read()
 
     def follow(self, view: View) -> int:
         """Until the job has ended; its exit code."""
         said = ""
         while True:
             ended = has_ended(view, self._job) or self._asked_attempt_is_over(view)
-            self._choose_attempt()
-            data, whole = self._read()
+            data, whole = self.read()
             self._write(data)
             if ended and (whole or not self._is_to_come(view)):
                 return self._code(view)

@@ -146,6 +146,17 @@ def _line(spec: JobSpec, outcome: str, *, parsable: bool) -> str:
     return spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}")
 
 
+def submit_body(
+    context: typer.Context, client: Client, view: View, body: Body, said: Mapping[str, Any]
+) -> JobSpec:
+    """Submit one job as the command would whose flags are ``said``; prints no data."""
+    (choices,) = _asked(context, [body], said)
+    wish = _wish(client, view, body, choices, invocation_of(context).environ)
+    _check(view, wish.spec)
+    _submit(client, view, wish)
+    return wish.spec
+
+
 # --- what is asked for
 
 

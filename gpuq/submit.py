@@ -1,8 +1,8 @@
 """``gpuq submit``: from scripts or a command to jobs in the ledger.
 
 Owns the checks that happen before anything is written, and the order of writing: the
-script's blob, then the submit fact, and "submitted" only after its acknowledgement. The
-environment of the submitter does not travel; ``--env`` does.
+snapshot and the script's blob, then the submit fact, and "submitted" only after its
+acknowledgement. The environment of the submitter does not travel; ``--env`` does.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from gpuq.render import (
 )
 from gpuq.script import Body, bodies_of
 from gpuq.selectors import remember_last
+from gpuq.snapshot import Packed, a_folder, pack_snapshot
 from gpuq.view import View, read_view
 from ledger.decisions import JobAdmitted
 from ledger.errors import RequestError, TransientError
@@ -108,6 +109,15 @@ def submit(
     worker: Annotated[str, typer.Option("--worker", help="Only there, such as node1-gpu0.")] = "",
     key: Annotated[str, typer.Option("--key", help="The same key is the same job.")] = "",
     chdir: Annotated[str, typer.Option("--chdir", help="Directory; else the current one.")] = "",
+    snapshot: Annotated[
+        str,
+        typer.Option(
+            "--snapshot",
+            metavar="DIR",
+            callback=a_folder,
+            help="Run in a copy of this folder as it is now: '.'.",
+        ),
+    ] = "",
     env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE; repeatable.")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Wait for 'gpuq release'.")] = False,
     idempotent: Annotated[
@@ -163,6 +173,9 @@ def submit(
         signal=signal, retries=retries, retry_on=retry_on, requests=requests,
         input_tokens=input_tokens, max_output_tokens=max_output_tokens,
     )  # fmt: skip
+    packed = pack_snapshot(snapshot, template.cwd) if snapshot else None
+    if packed is not None:
+        template = msgspec.structs.replace(template, snapshot=packed.spec)
     client = open_client(context)
     if deadline:
         at_ms = parse_deadline(deadline, client.store.clock_ms())
@@ -184,7 +197,7 @@ def submit(
         _hint(view, wishes)
     shown = []
     for spec, body in zip(specs, bodies, strict=True):
-        outcome = "checked" if dry_run else _submit(client, view, spec, body)
+        outcome = "checked" if dry_run else _submit(client, view, spec, body, packed)
         if not json:
             print(
                 spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}"), flush=True
@@ -355,7 +368,7 @@ def _spec(client: Client, wishes: Wishes, body: Body) -> JobSpec:
 
 def _check(view: View, spec: JobSpec) -> None:
     """Raise RequestError for what would be rejected, or is another job under the same key."""
-    for field in ("name", "argv", "cwd", "env", "key", "user"):
+    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot"):
         try:
             msgspec.json.encode(getattr(spec, field))
         except UnicodeEncodeError as error:
@@ -393,10 +406,12 @@ def _conflict(view: View, spec: JobSpec) -> str:
 # --- writing
 
 
-def _submit(client: Client, view: View, spec: JobSpec, body: Body) -> str:
+def _submit(client: Client, view: View, spec: JobSpec, body: Body, packed: Packed | None) -> str:
     """Write one job, unless the job of its key is there; which of the two, in words."""
     outcome = "already submitted"
     if spec.id not in view.state.jobs and spec.id not in view.state.archive:
+        if packed is not None:
+            packed.upload(client.store)
         _put_script(client, body)
         fact = Submitted(at=client.store.clock_ms(), job=spec)
         client.send(fact, f"the submit of {spec.id} ({spec.name})")
@@ -445,11 +460,16 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
         ("grace", grace, "--grace" if spec.grace_ms else "default"),
         ("worker", spec.worker, "--worker" if spec.worker else ""),
         ("directory", spec.cwd, ""),
+        ("snapshot", *_snapshot(spec)),
         ("estimate", *_estimate(view, specs[0])),
         ("deadline", deadline, "--deadline" if deadline else ""),
         ("retries", retries, "--retries" if retries else ""),
     ]
     print(plain_table(("WHAT", "VALUE", "FROM"), rows), file=sys.stderr)
+
+
+def _snapshot(spec: JobSpec) -> tuple[str, str]:
+    return (spec.snapshot.manifest, "--snapshot") if spec.snapshot is not None else ("", "")
 
 
 def _estimate(view: View, spec: JobSpec) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from ledger.stores.base import Lost
 from roles.context import Context
 from roles.jobplan import JobBase, plan_of
 from roles.launcher import JobHandle, Plan
+from roles.snapshots import place_snapshot
 
 Owner = Literal["mine", "revoked", "former"]
 """This incarnation's, taken back by a leader, or a former incarnation's."""
@@ -98,12 +99,16 @@ class Claiming:
 def prepare_claim(
     context: Context, message: RunMessage, handle: JobHandle, base: JobBase, free_port: int
 ) -> Claiming:
-    """Fetch the script and write down what is about to be claimed; durable on return.
+    """Fetch script and snapshot, and write down what is about to be claimed; durable on return.
 
-    Raises TransientError, or RequestError where the disk does not take it.
+    The private copy of a snapshot need not be durable: no attempt survives a power cut. Raises
+    TransientError, or RequestError where the disk does not take it.
     """
     script, unfit = _script(context, message)
     was_prepared = handle.state() == "prepared"
+    snapshot = message.job.snapshot
+    if snapshot is not None and not unfit:
+        unfit = place_snapshot(context, base.boot_id, snapshot, handle.tree_path)
     plan = plan_of(context, message, handle, script, base, free_port)
     handle.prepare(plan, script)
     return Claiming(context, message, handle, plan, unfit=unfit, was_prepared=was_prepared)

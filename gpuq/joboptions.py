@@ -24,7 +24,7 @@ from gpuq.parse import (
     parse_size,
     parse_variable,
 )
-from gpuq.render import long_duration, size
+from gpuq.render import long_duration, printable, size
 from ledger.errors import RequestError
 from ledger.names import WORKER, check_name
 from scheduling.retries import RETRY_WORDS, is_retry_rule
@@ -50,6 +50,15 @@ def _read_worker(text: str) -> str:
 
 def _read_directory(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
+
+
+def _read_folder(text: str) -> str:
+    """A folder that is there, so that the option cannot swallow a script's name."""
+    if not os.path.isdir(os.path.expanduser(text)):
+        raise RequestError(
+            f"--snapshot {printable(text)}: no such folder; name one: --snapshot . SCRIPT"
+        )
+    return _read_directory(text)
 
 
 def _read_retry_rules(text: str) -> tuple[str, ...]:
@@ -111,6 +120,10 @@ CHDIR = Option(
     flags=("--chdir", "-D"), help="Directory; else the current one.", read=_read_directory,
     default="",
 )  # fmt: skip
+SNAPSHOT = Option(
+    flags=("--snapshot",), help="Run in a copy of this folder as it is now: '.'.",
+    read=_read_folder, default="",
+)  # fmt: skip
 ENV: Option[tuple[tuple[str, str | None], ...]] = Option(
     flags=("--env",), help="NAME=VALUE, or NAME with its value here; repeatable.",
     kind=Kind.GATHERED, read=parse_variable, default=(), show=_show_names,
@@ -169,9 +182,9 @@ MAX_OUTPUT_TOKENS = Option(
 )  # fmt: skip
 
 JOB_OPTIONS = (
-    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN, KEY, CHDIR, ENV, SECRET,
-    HOLD, IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE, RETRIES, RETRY_ON,
-    REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
+    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN, KEY, CHDIR,
+    SNAPSHOT, ENV, SECRET, HOLD, IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE,
+    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
 )  # fmt: skip
 
 

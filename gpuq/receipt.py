@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gpuq.billtext import micros
+from gpuq.job import snapshot_json
 from gpuq.render import times
 from ledger import events as e
 from ledger.bill import Bill, Sum
@@ -155,6 +156,7 @@ class Receipt:
             "state": None if standing is None else standing.state.value,
             "command": list(spec.argv),
             "directory": spec.cwd,
+            "snapshot": snapshot_json(spec),
             "variables": sorted(spec.env),
             "secrets": list(spec.secrets),
             "script_sha256": spec.script or None,

@@ -1,9 +1,9 @@
 """``gpuq submit``: from scripts or a command to jobs in the ledger.
 
-Owns the checks that happen before anything is written, and the order of writing: the
-script's blob, then the submit fact, and "submitted" only after its acknowledgement. What may
-be asked for stands in ``gpuq/joboptions.py``. The environment of the submitter does not
-travel; ``--env`` does.
+Owns the checks that happen before anything is written, and the order of writing: the snapshot
+and the script's blob, then the submit fact, and "submitted" only after its acknowledgement.
+What may be asked for stands in ``gpuq/joboptions.py``. The environment of the submitter does
+not travel; ``--env`` does.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gpuq.joboptions import (
     NAME,
     ORG,
     POOL,
+    SNAPSHOT,
     WORKER_PIN,
     refuse_contradictions,
     variables_of,
@@ -41,6 +42,7 @@ from gpuq.projectfile import PROJECT_FILE, said_by_project
 from gpuq.render import print_json, printable, say
 from gpuq.script import DASHES, Body, bodies_of
 from gpuq.selectors import remember_last
+from gpuq.snapshot import Packing
 from gpuq.submittext import Wish, explain_wish, hint, job_json
 from gpuq.view import View, read_view
 from ledger.decisions import JobAdmitted
@@ -111,14 +113,16 @@ def submit(
     )
     environ = invocation_of(context).environ
     behind_dashes = context.meta[_BEHIND_DASHES]
+    Choices(JOB_OPTIONS, [[Said("", said)]])  # first what is wrong with a flag, if something is
     bodies = bodies_of(words or [], is_command=behind_dashes)
     if not behind_dashes:
         _tell_of_own_options(context, bodies, words or [])
     asked = _asked(context, bodies, said)
     client = connect(settings_of(context)) if dry_run else open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
+    packing = Packing()
     wishes = [
-        _wish(client, view, body, choices, environ)
+        _wish(client, view, body, choices, environ, packing)
         for body, choices in zip(bodies, asked, strict=True)
     ]
     for wish in wishes:
@@ -151,7 +155,7 @@ def submit_body(
 ) -> JobSpec:
     """Submit one job as the command would whose flags are ``said``; prints no data."""
     (choices,) = _asked(context, [body], said)
-    wish = _wish(client, view, body, choices, invocation_of(context).environ)
+    wish = _wish(client, view, body, choices, invocation_of(context).environ, Packing())
     _check(view, wish.spec)
     _submit(client, view, wish)
     return wish.spec
@@ -217,7 +221,12 @@ def _refuse_for_several(shared: Choices) -> None:
 
 
 def _wish(
-    client: Client, view: View, body: Body, choices: Choices, environ: Mapping[str, str]
+    client: Client,
+    view: View,
+    body: Body,
+    choices: Choices,
+    environ: Mapping[str, str],
+    packing: Packing,
 ) -> Wish:
     organization = _setting(choices, ORG, client.settings.organization)
     pool = _setting(choices, POOL, _default_pool(client, view, choices))
@@ -226,6 +235,8 @@ def _wish(
         job = keyed_job_id(client.ledger, organization.value, choices[KEY])
     else:
         job = new_job_id(client.rng)
+    cwd = choices[CHDIR] or _current_directory()
+    packed = packing.pack(choices[SNAPSHOT], cwd) if choices[SNAPSHOT] else None
     typed = JobSpec(
         **choices.fields(client.store.clock_ms()),
         id=job,
@@ -236,20 +247,21 @@ def _wish(
         user=client.settings.user.value,
         host=client.settings.host,
         argv=body.argv,
-        cwd=choices[CHDIR] or _current_directory(),
+        cwd=cwd,
+        snapshot=packed.spec if packed is not None else None,
         env=variables_of(choices, environ),
     )
     _refuse_unsendable(typed)
     spec, blobs = _with_blobs(typed, body)
     return Wish(
-        choices=choices, spec=spec, blobs=blobs, organization=organization, pool=pool,
-        workload_class=workload_class,
+        choices=choices, spec=spec, blobs=blobs, packed=packed,
+        organization=organization, pool=pool, workload_class=workload_class,
     )  # fmt: skip
 
 
 def _refuse_unsendable(spec: JobSpec) -> None:
     """Raise RequestError for words that no ledger can hold or no node could execute."""
-    for field in ("name", "argv", "cwd", "env", "key", "user"):
+    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot"):
         try:
             msgspec.json.encode(getattr(spec, field))
         except UnicodeEncodeError as error:
@@ -373,6 +385,8 @@ def _submit(client: Client, view: View, wish: Wish) -> str:
 
 
 def _put_blobs(client: Client, wish: Wish) -> None:
+    if wish.packed is not None:
+        wish.packed.upload(client.store)
     try:
         for blob in wish.blobs:
             put_blob(client.store, blob)

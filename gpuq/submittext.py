@@ -12,6 +12,7 @@ from gpuq.config import Setting, Settings
 from gpuq.joboptions import CHDIR, CLASS, ESTIMATE, GRACE, JOB_OPTIONS, NAME, ORG, POOL, TIME
 from gpuq.options import Choices
 from gpuq.render import long_duration, plain_table, times
+from gpuq.snapshot import Packed
 from gpuq.view import View
 from ledger.events import JobSpec
 from ledger.projection import Projection
@@ -24,6 +25,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
     blobs: tuple[bytes, ...]
     """That the spec names."""
+    packed: Packed | None
+    """The snapshot that it names."""
     organization: Setting
     pool: Setting
     workload_class: Setting

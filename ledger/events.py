@@ -82,6 +82,20 @@ LEAD_SIGNALS = {
 """What may be sent to a job before its time limit, with the numbers of Linux."""
 
 
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tree of files in a private copy of which a job runs."""
+
+    manifest: str
+    """sha256 of the blob with its ``ledger.archive.Manifest``."""
+    directory: str = ""
+    """Where in the tree the job begins; empty: at its root."""
+    commit: str = ""
+    """Of the git checkout that it was taken of; empty where it was none."""
+    branch: str = ""
+    dirty: bool = False
+    """It differs from ``commit``."""
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a user asked for. Empty strings and zeros mean "not asked for"."""
 
@@ -134,6 +148,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     (``ledger.words``); both are empty then."""
     secrets: tuple[str, ...] = ()
     """Names of variables whose values the node holds; no value stands in a ledger."""
+    snapshot: Snapshot | None = None
+    """None: it runs in ``cwd`` as that is on the node."""
 
     @property
     def flow(self) -> FlowId:

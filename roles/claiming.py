@@ -25,6 +25,7 @@ from ledger.words import with_words
 from roles.context import Context
 from roles.jobplan import JobBase, plan_of
 from roles.launcher import JobHandle, Plan
+from roles.snapshots import place_snapshot
 
 Owner = Literal["mine", "revoked", "former"]
 """This incarnation's, taken back by a leader, or a former incarnation's."""
@@ -101,12 +102,16 @@ class Claiming:
 def prepare_claim(
     context: Context, message: RunMessage, handle: JobHandle, base: JobBase, free_port: int
 ) -> Claiming:
-    """Fetch what the job runs, and write down what is about to be claimed; durable on return.
+    """Fetch all that the job runs, and write down what is about to be claimed; durable on return.
 
-    Raises TransientError, or RequestError where the disk does not take it.
+    The private copy of a snapshot need not be durable: no attempt survives a power cut. Raises
+    TransientError, or RequestError where the disk does not take it.
     """
     script, words, unfit = _blobs(context, message.job)
     was_prepared = handle.state() == "prepared"
+    snapshot = message.job.snapshot
+    if snapshot is not None and not unfit:
+        unfit = place_snapshot(context, base.boot_id, snapshot, handle.tree_path)
     spec = message.job if words is None else with_words(message.job, words)
     typed = msgspec.structs.replace(message, job=spec)
     plan = plan_of(context, typed, handle, script, base, free_port)

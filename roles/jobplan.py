@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ledger.events import RunMessage
+from ledger.events import JobSpec, RunMessage
 from ledger.names import WORKER, WorkerName, token
 from ledger.variables import looks_secret
 from roles.context import Context
@@ -66,7 +66,7 @@ def plan_of(
         slots=message.slots,
         token=token(context.rng, _TOKEN_CHARACTERS),
         argv=spec.argv if script is None else script_argv(handle.script_path, script, spec.argv),
-        cwd=spec.cwd or env.get("HOME", "/"),
+        cwd=_directory(spec, handle) or env.get("HOME", "/"),
         env=env,
         secrets=spec.secrets,
         secrets_dir=str(base.secrets_dir),
@@ -83,8 +83,15 @@ def plan_of(
     )
 
 
+def _directory(spec: JobSpec, handle: JobHandle) -> str:
+    if spec.snapshot is None:
+        return spec.cwd
+    return str(handle.tree_path / spec.snapshot.directory)
+
+
 def _environment(message: RunMessage, handle: JobHandle, base: JobBase) -> dict[str, str]:
     """``GPUQ_TOKEN`` and ``GPUQ_CANCEL`` are added by the runner."""
+    tree = {} if message.job.snapshot is None else {"GPUQ_SNAPSHOT": str(handle.tree_path)}
     return {
         "PYTHONUNBUFFERED": "1",
         **base.env,
@@ -94,6 +101,7 @@ def _environment(message: RunMessage, handle: JobHandle, base: JobBase) -> dict[
         "GPUQ_JOB_ID": message.job.id,
         "GPUQ_ATTEMPT": str(message.attempt),
         "GPUQ_REPORT": str(handle.report_path),
+        **tree,
     }
 
 

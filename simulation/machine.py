@@ -165,6 +165,10 @@ class Attempt:
     def report_path(self) -> Path:
         return Path("/sim/report")
 
+    @property
+    def tree_path(self) -> Path:
+        return Path("/sim/tree")
+
     def prepare(self, plan: Plan, script: bytes | None) -> None:
         self._plan = plan
 

@@ -110,6 +110,10 @@ class FakeAttempt:
     def report_path(self) -> Path:
         return Path("/fake") / self.name / "report"
 
+    @property
+    def tree_path(self) -> Path:
+        return Path("/fake") / self.name / "tree"
+
     def prepare(self, plan: Plan, script: bytes | None) -> None:
         self.disk.effects.happen(f"disk: before prepare {self.name}")
         self._plan, self.standing = plan, "prepared"

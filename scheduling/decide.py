@@ -109,19 +109,22 @@ class Scheduler:
             job = state.jobs[job_id]
             self.queues.update(job)
             for limit in self._headroom.update(job):
-                self._pools.update(dict.fromkeys(sorted(self._dispatch.limit_eased(limit))))
+                self._pools.update(dict.fromkeys(self._dispatch.limit_eased(limit)))
             self._health.update_job(job)
             self._quanta.update(job)
             self._watch_attempts(job)
             self._pending[job_id] = None
             projection.fair.touched[job.placed.flow] = None
             self._pools[job.placed.pool] = None
+        pools: set[str] = set()
         for name in touched.workers:
-            pools = self.fleet.refresh(name)
-            for pool in pools:
-                self._dispatch.pool_changed(pool)
-            self._pools.update(dict.fromkeys(pools))
-            self._pending.update(dict.fromkeys(sorted(self._led.get(name, ()))))
+            pools |= self.fleet.refresh(name)
+            led = self._led.get(name)
+            if led:
+                self._pending.update(dict.fromkeys(sorted(led)))
+        for pool in pools:
+            self._dispatch.pool_changed(pool)
+            self._pools[pool] = None
         for node in touched.nodes:
             self._health.update_node(node)
         self._pools.update(touched.pools)

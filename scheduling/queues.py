@@ -54,17 +54,18 @@ class Queues:
 
         ``rank_again`` must follow for the flow in which it waits, and that in which it did.
         """
-        before = self._where.pop(job.id, None)
-        now = None
+        before, now = self._where.get(job.id), None
         if job.state is JobState.PENDING:
             spec = job.placed
-            now = self._where[job.id] = (spec.flow, Shape.of(spec), Waiting.of(job))
+            now = (spec.flow, Shape.of(spec), Waiting.of(job))
         if now == before:
             return
         if before is not None:
+            del self._where[job.id]
             flow, shape, place = before
             self._flows[flow][shape].remove(place)
         if now is not None:
+            self._where[job.id] = now
             flow, shape, place = now
             self._flows.setdefault(flow, {}).setdefault(shape, SortedList()).add(place)
 

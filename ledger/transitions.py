@@ -66,6 +66,8 @@ class Touched:
         self.failed_fast: dict[JobId, None] = {}
         self.pools: dict[str, None] = {}
         """Of which the window let something go."""
+        self.standing = False
+        """A worker came, or serves another pool or with another slot."""
         self.everything = False
         """Set by an election or a policy: the leader looks at all there is."""
 
@@ -77,6 +79,7 @@ class Touched:
         self.finished.clear()
         self.pools.clear()
         self.failed_fast.clear()
+        self.standing = False
         self.everything = False
 
 
@@ -426,6 +429,7 @@ class Transitions:
 
     def resolve_pool(self, worker: Worker) -> None:
         worker.pool = self.state.policy.pool_of(worker.name, worker.declared_pool)
+        self.touched.standing = True
         self.touched.workers[worker.name] = None
 
     # -- estimates

@@ -7,6 +7,8 @@ reported yet may still get them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ledger.events import LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
 from ledger.names import JOB_ID, NAME, flow_id
 from ledger.policy import ApiLimits, Refusal, Standing
@@ -21,9 +23,61 @@ COUNT_MAX = 1_000_000_000
 
 RUN_MAX_MS = 3_650 * 86_400_000
 
+KINDS_MAX = 10_000
 
-def verdict_on(state: State, job: Job, at: int) -> JobRejected | JobExpired | JobAdmitted | None:
-    """What becomes of a job that was just submitted; None where it waits as it asked to."""
+_Kind = tuple[str, str, int, str, int]
+
+
+class Admission:
+    """``verdict_on`` where many jobs ask alike: what no worker refuses is looked up once.
+
+    ``forget`` must be called when workers, their pools or the policy have changed.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._sound: set[_Kind] = set()
+
+    def forget(self) -> None:
+        self._sound.clear()
+
+    def verdict_on(self, job: Job, at: int) -> JobRejected | JobExpired | JobAdmitted | None:
+        """Amortised O(1); O(workers) for the first job of a kind."""
+        return verdict_on(self._state, job, at, self._refusal)
+
+    def _refusal(self, state: State, spec: JobSpec) -> str:
+        kind = (spec.pool, spec.worker, spec.slots, spec.gpu_type, spec.gpu_memory_bytes)
+        if kind in self._sound:
+            return ""
+        reason = refusal(state, spec)
+        if not reason:
+            if len(self._sound) >= KINDS_MAX:
+                self._sound.clear()
+            self._sound.add(kind)
+        return reason
+
+
+def refusal(state: State, spec: JobSpec) -> str:
+    """Why this job can never run as asked for; empty where it may. O(workers)."""
+    pools = {worker.pool for worker in state.workers.values()} | set(state.policy.pools)
+    if state.policy.pools and spec.pool not in pools:
+        return f"no pool {spec.pool!r}; pools are {', '.join(sorted(pools - {''}))}"
+    pinned = state.workers.get(spec.worker)  # type: ignore[call-overload]
+    if pinned is not None and pinned.ready and pinned.pool != spec.pool:
+        return f"{spec.worker} serves pool {pinned.pool!r}, not {spec.pool!r}"
+    workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
+    if spec.worker:
+        workers = [w for w in workers if pinned and w.node == pinned.node]
+    return _too_large(spec, workers) if workers else ""
+
+
+def verdict_on(
+    state: State, job: Job, at: int, refused: Callable[[State, JobSpec], str] = refusal
+) -> JobRejected | JobExpired | JobAdmitted | None:
+    """What becomes of a job that was just submitted; None where it waits as it asked to.
+
+    ``refused`` answers as ``refusal`` does.
+    """
     spec = job.spec
     malformed = _malformed(spec)
     if malformed:
@@ -36,7 +90,7 @@ def verdict_on(state: State, job: Job, at: int) -> JobRejected | JobExpired | Jo
         return JobRejected(job=job.id, reason=reason)
     if 0 < spec.deadline_at <= at:
         return JobExpired(job=job.id, reason=DEADLINE)
-    reason = refusal(state, spec) or _too_large_for_limits(state, spec, standing)
+    reason = refused(state, spec) or _too_large_for_limits(state, spec, standing)
     if reason:
         return JobRejected(job=job.id, reason=reason)
     if standing == Standing(spec.organization, spec.workload_class):
@@ -74,20 +128,6 @@ def _too_large_for_service(spec: JobSpec, api: ApiLimits) -> str:
             f"{api.requests_per_minute} a minute"
         )
     return ""
-
-
-def refusal(state: State, spec: JobSpec) -> str:
-    """Why this job can never run as asked for; empty where it may. O(workers)."""
-    pools = {worker.pool for worker in state.workers.values()} | set(state.policy.pools)
-    if state.policy.pools and spec.pool not in pools:
-        return f"no pool {spec.pool!r}; pools are {', '.join(sorted(pools - {''}))}"
-    pinned = state.workers.get(spec.worker)  # type: ignore[call-overload]
-    if pinned is not None and pinned.ready and pinned.pool != spec.pool:
-        return f"{spec.worker} serves pool {pinned.pool!r}, not {spec.pool!r}"
-    workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
-    if spec.worker:
-        workers = [w for w in workers if pinned and w.node == pinned.node]
-    return _too_large(spec, workers) if workers else ""
 
 
 def _malformed(spec: JobSpec) -> str:

@@ -16,7 +16,7 @@ from ledger.events import SUPERSEDED, JobState, Liveness
 from ledger.names import JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Phase, Worker
-from scheduling.admission import verdict_on
+from scheduling.admission import Admission
 from scheduling.cost import exhausted_at, grown_cost_ms
 from scheduling.dispatch import Dispatch
 from scheduling.headroom import Headroom
@@ -49,6 +49,7 @@ class Scheduler:
         self._leads: dict[JobId, tuple[WorkerName, ...]] = {}
         self.queues = Queues(projection)
         self.fleet = Fleet(projection.state)
+        self._admission = Admission(projection.state)
         self._health = Health(projection)
         self._headroom = Headroom(projection, self.fleet)
         self._dispatch = Dispatch(projection, self.queues, self.fleet, self._headroom)
@@ -71,6 +72,8 @@ class Scheduler:
         """
         self._out = []
         touched = self._projection.touched
+        if touched.everything or touched.standing:
+            self._admission.forget()
         if touched.everything:
             self._look_at_everything()
         submitted, failed = list(touched.submitted), list(touched.failed_fast)
@@ -109,19 +112,22 @@ class Scheduler:
             job = state.jobs[job_id]
             self.queues.update(job)
             for limit in self._headroom.update(job):
-                self._pools.update(dict.fromkeys(sorted(self._dispatch.limit_eased(limit))))
+                self._pools.update(dict.fromkeys(self._dispatch.limit_eased(limit)))
             self._health.update_job(job)
             self._quanta.update(job)
             self._watch_attempts(job)
             self._pending[job_id] = None
             projection.fair.touched[job.placed.flow] = None
             self._pools[job.placed.pool] = None
+        pools: set[str] = set()
         for name in touched.workers:
-            pools = self.fleet.refresh(name)
-            for pool in pools:
-                self._dispatch.pool_changed(pool)
-            self._pools.update(dict.fromkeys(pools))
-            self._pending.update(dict.fromkeys(sorted(self._led.get(name, ()))))
+            pools |= self.fleet.refresh(name)
+            led = self._led.get(name)
+            if led:
+                self._pending.update(dict.fromkeys(sorted(led)))
+        for pool in pools:
+            self._dispatch.pool_changed(pool)
+            self._pools[pool] = None
         for node in touched.nodes:
             self._health.update_node(node)
         self._pools.update(touched.pools)
@@ -142,7 +148,7 @@ class Scheduler:
         """
         jobs = [self._projection.state.jobs[job_id] for job_id in submitted]
         for job in jobs:
-            verdict = verdict_on(self._projection.state, job, at)
+            verdict = self._admission.verdict_on(job, at)
             if verdict is not None and not job.state.ended:
                 self.emit(verdict)
         for job in reversed(jobs):
@@ -250,20 +256,25 @@ class Scheduler:
 
     def _watch_attempts(self, job: Job) -> None:
         """Which workers lead the job's attempts that are not over, and when one overruns."""
-        for name in self._leads.pop(job.id, ()):
-            self._led[name].discard(job.id)
+        before = self._leads.get(job.id, ())
         leads = tuple(a.lead for a in job.attempts if a.phase is not Phase.ENDED)
-        if leads:
-            self._leads[job.id] = leads
-        for name in leads:
-            self._led.setdefault(name, set()).add(job.id)
+        if leads != before:
+            self._leads.pop(job.id, None)
+            for name in before:
+                self._led[name].discard(job.id)
+            if leads:
+                self._leads[job.id] = leads
+            for name in leads:
+                self._led.setdefault(name, set()).add(job.id)
         self._watch_time(job)
 
     def _watch_time(self, job: Job) -> None:
-        due = self._due.pop(job.id, None)
-        if due is not None:
-            self._dues.remove((due, job.id))
-        due = self._due_at(job)
+        before, due = self._due.get(job.id), self._due_at(job)
+        if due == before:
+            return
+        if before is not None:
+            del self._due[job.id]
+            self._dues.remove((before, job.id))
         if due is not None:
             self._due[job.id] = due
             self._dues.add((due, job.id))

@@ -59,7 +59,9 @@ class Dispatch:
 
     def limit_eased(self, limit: str) -> set[str]:
         """There may be room again: the flows that it holds are looked at; their pools."""
-        flows = sorted(self._limited.get(limit, ()))
+        if limit not in self._limited:
+            return set()
+        flows = sorted(self._limited[limit])
         self._changed_flows.update(dict.fromkeys(flows))
         return {self._state.flows[flow].pool for flow in flows}
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from sortedcontainers import SortedList
 
 from ledger.events import JobState
+from ledger.fair_state import Flow
 from ledger.names import FlowId, JobId
 from ledger.projection import Projection
 from ledger.state import Job
@@ -53,17 +54,18 @@ class Queues:
 
         ``rank_again`` must follow for the flow in which it waits, and that in which it did.
         """
-        before = self._where.pop(job.id, None)
-        now = None
+        before, now = self._where.get(job.id), None
         if job.state is JobState.PENDING:
             spec = job.placed
-            now = self._where[job.id] = (spec.flow, Shape.of(spec), Waiting.of(job))
+            now = (spec.flow, Shape.of(spec), Waiting.of(job))
         if now == before:
             return
         if before is not None:
+            del self._where[job.id]
             flow, shape, place = before
             self._flows[flow][shape].remove(place)
         if now is not None:
+            self._where[job.id] = now
             flow, shape, place = now
             self._flows.setdefault(flow, {}).setdefault(shape, SortedList()).add(place)
 
@@ -73,37 +75,39 @@ class Queues:
         if shapes is None:
             return
         flow = self._projection.state.flows[flow_id]
-        pool = flow.pool
-        ranked = self._pools.setdefault(pool, {})
+        ranked = self._pools.setdefault(flow.pool, {})
         for shape, queue in list(shapes.items()):
-            old = self._ranks.pop((flow_id, shape), None)
+            old = self._ranks.get((flow_id, shape))
+            new = self._rank(flow, queue[0].job) if queue and not flow.limit else None
+            if not queue:
+                del shapes[shape]
+            if new == old:
+                continue
             if old is not None:
                 ranked[shape].remove(old)
                 if not ranked[shape]:
                     del ranked[shape]
-            if not queue:
-                del shapes[shape]
-                continue
-            if flow.limit:
-                continue
-            new = self._rank(flow_id, queue[0].job)
-            self._ranks[flow_id, shape] = new
-            ranked.setdefault(shape, SortedList()).add(new)
+                del self._ranks[flow_id, shape]
+            if new is not None:
+                self._ranks[flow_id, shape] = new
+                ranked.setdefault(shape, SortedList()).add(new)
         if not shapes:
             del self._flows[flow_id]
 
-    def _rank(self, flow_id: FlowId, job_id: JobId) -> Rank:
+    def _rank(self, flow: Flow, job_id: JobId) -> Rank:
         projection = self._projection
         state = projection.state
-        job, flow = state.jobs[job_id], state.flows[flow_id]
+        job = state.jobs[job_id]
+        discipline = state.policy.discipline(flow.pool)
         return rank(
-            state.policy.discipline(flow.pool),
+            discipline,
             projection.fair,
             state.policy,
             flow,
             job=job_id,
             arrival=job.arrival,
-            cost_ms=projection.estimated_cost(job.placed),
+            # No other discipline looks at it.
+            cost_ms=projection.estimated_cost(job.placed) if discipline == "wfq" else 0,
         )
 
     def shapes(self, pool: str) -> list[Shape]:

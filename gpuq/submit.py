@@ -17,6 +17,7 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
+from gpuq.after import dependencies, texts_of
 from gpuq.client import Client, open_client
 from gpuq.config import Setting
 from gpuq.parse import (
@@ -128,6 +129,10 @@ def submit(
     deadline: Annotated[
         str, typer.Option("--deadline", help="No use after: 2h from now, or 2026-12-01T18:00.")
     ] = "",
+    after: Annotated[
+        list[str] | None,
+        typer.Option("--after", "--dependency", "-d", help="Jobs that must end first: ID, ..."),
+    ] = None,
     retries: Annotated[
         int, typer.Option("--retries", help="Further attempts after a failure.", min=0, max=100)
     ] = 0,
@@ -168,6 +173,8 @@ def submit(
         at_ms = parse_deadline(deadline, client.store.clock_ms())
         template = msgspec.structs.replace(template, deadline_at=at_ms)
     view = read_view(client.load_journal(), client.settings.timings)
+    if after:
+        template = msgspec.structs.replace(template, after=dependencies(client, view, after))
     wishes = Wishes(
         organization=_organization(client, org),
         workload_class=_workload_class(view, workload_class),
@@ -447,6 +454,7 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
         ("directory", spec.cwd, ""),
         ("estimate", *_estimate(view, specs[0])),
         ("deadline", deadline, "--deadline" if deadline else ""),
+        ("after", ", ".join(texts_of(spec.after)), "--after" if spec.after else ""),
         ("retries", retries, "--retries" if retries else ""),
     ]
     print(plain_table(("WHAT", "VALUE", "FROM"), rows), file=sys.stderr)
@@ -477,4 +485,5 @@ def _json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "key": spec.key,
         **times(deadline_at=spec.deadline_at or None),
         "retries": spec.retries,
+        "after": texts_of(spec.after),
     }

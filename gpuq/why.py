@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gpuq.after import texts_of
 from gpuq.client import Client, open_client
 from gpuq.history import pages_after, parse_moment, state_before
 from gpuq.render import (
@@ -33,6 +34,7 @@ from ledger.policy import ApiLimits
 from ledger.rates import Window
 from ledger.state import Job, State
 from scheduling.account import Account, Accounts, Runs
+from scheduling.aside import state_word
 from scheduling.explain import Explainer
 from scheduling.followed import Followed
 from scheduling.placement import trouble
@@ -118,7 +120,7 @@ class _Answer:
         self._job: Job = self._wait.job
         self._explainer = Explainer(self._followed.projection, now_ms)
         self._account: Account | None = None
-        if self._job.state is JobState.PENDING:
+        if self._job.in_queue:
             followed = self._followed
             accounts = Accounts(followed.projection, followed.fleet, followed.headroom)
             self._account = accounts.of(self._job)
@@ -134,6 +136,8 @@ class _Answer:
                     f"waits{overdue}: nobody leads, start a leader with 'gpuq up'; "
                     f"as of the last page: {self._explainer.why(job)}"
                 )
+            case JobState.PENDING if not job.in_queue:
+                return self._explainer.why(job)
             case JobState.PENDING:
                 return f"waits{overdue}: {self._explainer.why(job)}"
             case JobState.HELD if job.wakes_at:
@@ -181,7 +185,7 @@ class _Answer:
             print(f"{head:<{_LABEL_CELLS}} {printable(clause)}")
 
     def _lines(self) -> list[tuple[str, list[str]]]:
-        lines = [("flow", [self._flow_line()])]
+        lines = [("flow", [self._flow_line()]), ("after", self._after_lines())]
         if self._account is not None:
             lines += self._account_lines(self._account)
         elif self._wait.assigned is not None:
@@ -191,10 +195,22 @@ class _Answer:
         return lines
 
     def _flow_line(self) -> str:
-        flow, pool = self._state.flows[self._job.placed.flow], self._job.placed.pool
-        numerator, denominator = self._followed.projection.fair.weight(flow, self._state.policy)
+        name, pool = self._job.placed.flow, self._job.placed.pool
         discipline = self._state.policy.discipline(pool)
+        flow = self._state.flows.get(name)
+        if flow is None:
+            return f"{name}, of which nothing has waited yet, served by {discipline}"
+        numerator, denominator = self._followed.projection.fair.weight(flow, self._state.policy)
         return f"{flow.id}, weight {numerator / denominator:.3g}, served by {discipline}"
+
+    def _after_lines(self) -> list[str]:
+        """Each job whose end it waits for, or waited for, and how that stands."""
+        after = self._job.spec.after
+        more = len(after) - SHOWN_MAX
+        return [
+            *(f"{each}: {state_word(self._state, each.job)}" for each in after[:SHOWN_MAX]),
+            f"and {_count(more, 'job')} more" if more > 0 else "",
+        ]
 
     def _account_lines(self, account: Account) -> list[tuple[str, list[str]]]:
         spec = self._job.spec
@@ -347,6 +363,7 @@ class _Answer:
             "why": self.sentence(),
             "overdue": self._explainer.is_overdue(job),
             "flow": job.placed.flow,
+            "after": texts_of(job.spec.after),
             "page": self._state.seq,
             **times(
                 as_of=self._now_ms,

@@ -82,6 +82,21 @@ LEAD_SIGNALS = {
 """What may be sent to a job before its time limit, with the numbers of Linux."""
 
 
+ENDS = ("ok", "notok", "any")
+"""How a job may be waited for to end: COMPLETED, otherwise, in whatever way."""
+
+
+class Dependency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another job, of which the end is waited for."""
+
+    job: JobId
+    end: str = "ok"
+    """One of ``ENDS``."""
+
+    def __str__(self) -> str:
+        return f"after{self.end}:{self.job}"
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a user asked for. Empty strings and zeros mean "not asked for"."""
 
@@ -129,6 +144,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_output_tokens: int = 0
     resumable: bool = False
     """It saves at TERM, exits with 75 and goes on where it was in its next attempt."""
+    after: tuple[Dependency, ...] = ()
+    """It enters no queue before all of these have ended so."""
 
     @property
     def flow(self) -> FlowId:

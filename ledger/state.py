@@ -119,6 +119,10 @@ class Job(msgspec.Struct, kw_only=True):
     """Whose rate of submissions it broke."""
     wakes_at: int = 0
     """Until when it is put off; 0 where it is not."""
+    aside_since: int | None = None
+    """Since when it stands aside: PENDING, but in no queue before what it waits for has come."""
+    entered_at: int = 0
+    """When it last left that for its queue; 0: it never stood aside."""
     requeues: int = 0
     ended_at: int | None = None
     conflicting_submits: int = 0
@@ -127,6 +131,16 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def id(self) -> JobId:
         return self.spec.id
+
+    @property
+    def in_queue(self) -> bool:
+        """Whether it stands in its flow's queue."""
+        return self.state is JobState.PENDING and self.aside_since is None
+
+    @property
+    def queued_since(self) -> int:
+        """From when on its wait for a slot counts."""
+        return self.entered_at or self.submitted_at
 
     @property
     def placed(self) -> JobSpec:

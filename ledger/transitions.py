@@ -115,18 +115,29 @@ class Transitions:
 
     # -- jobs
 
+    def enter(self, job: Job) -> None:
+        """Put an open job into its queue, or aside where it must wait for others first."""
+        if job.attempts or not job.spec.after:
+            self.queue(job)
+            return
+        job.state, job.reason = JobState.PENDING, ""
+        job.aside_since = self.state.at
+        self.touch(job)
+
     def queue(self, job: Job, *, resumed: bool = False) -> None:
         """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""
         job.state = JobState.PENDING
         job.reason, job.wakes_at = "", 0
+        if job.aside_since is not None:
+            job.aside_since, job.entered_at = None, self.state.at
         self.fair.join(self.flow_of(job), resumed=resumed)
         self.touch(job)
 
     def unqueue(self, job: Job, state: JobState) -> None:
         """Take a queued job out, into ``state``."""
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             self.fair.leave(self.flow_of(job))
-        job.state = state
+        job.state, job.aside_since = state, None
         self.touch(job)
 
     def hold(self, job_id: JobId, reason: str) -> None:
@@ -195,7 +206,7 @@ class Transitions:
 
     def move(self, job: Job, place: Placement) -> None:
         """Have an unstarted job wait elsewhere; one that is assigned is taken back first."""
-        if job.state is JobState.PENDING and place.pool != job.placed.pool:
+        if job.in_queue and place.pool != job.placed.pool:
             self.fair.leave(self.flow_of(job))
             job.moved = place
             self.fair.join(self.flow_of(job))
@@ -210,7 +221,10 @@ class Transitions:
         return assigned and job.last is not None and job.last.lead == place.worker
 
     def retry(self, job: Job) -> None:
-        """Put an ended job back into its flow, behind all that wait there."""
+        """Put an ended job back into its flow, behind all that wait there.
+
+        One that never ran waits again for the jobs that it names, as they stand now.
+        """
         self.health.trust(job.spec)
         self.state.ended.remove(job.id)
         if job.last is not None:
@@ -218,11 +232,11 @@ class Transitions:
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.cancel, job.ended_at, job.requeues = None, None, 0
-        self.queue(job)
+        self.enter(job)
 
     def admit(self, job: Job, standing: Standing) -> None:
         """Have a queued job wait as somebody else than it said."""
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             self.fair.leave(self.flow_of(job))
             job.standing = standing
             self.fair.join(self.flow_of(job))

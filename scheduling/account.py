@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from ledger.events import JobState
 from ledger.fair_state import Flow, Tags
 from ledger.names import FlowId, JobId, WorkerName, flow_parts
 from ledger.projection import Projection
@@ -141,7 +140,7 @@ class Accounts:
         """The waiting jobs of the pool that something serves, by flow in their order."""
         queues: dict[FlowId, list[tuple[Waiting, Job]]] = {}
         for job in self._state.jobs.values():
-            if job.state is JobState.PENDING and job.placed.pool == pool:
+            if job.in_queue and job.placed.pool == pool:
                 spec = job.placed
                 is_held = self._state.flows[spec.flow].limit
                 if not is_held and self._fleet.serves(pool, Shape.of(spec)):

@@ -7,7 +7,7 @@ reported yet may still get them.
 
 from __future__ import annotations
 
-from ledger.events import LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
+from ledger.events import ENDS, LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
 from ledger.names import JOB_ID, NAME, flow_id
 from ledger.policy import ApiLimits, Refusal, Standing
 from ledger.state import Job, State, Worker, standing_of
@@ -18,6 +18,9 @@ from scheduling.waiting import DEADLINE
 GIB = 1 << 30
 
 COUNT_MAX = 1_000_000_000
+
+AFTER_MAX = 1_000
+"""Jobs for which one may wait."""
 
 RUN_MAX_MS = 3_650 * 86_400_000
 
@@ -112,6 +115,17 @@ def _malformed(spec: JobSpec) -> str:
     wrong = [rule for rule in spec.retry_on if not is_retry_rule(rule)]
     if wrong:
         return f"cannot retry on {wrong[0]!r}; one of {RETRY_WORDS}"
+    return _malformed_after(spec)
+
+
+def _malformed_after(spec: JobSpec) -> str:
+    for each in spec.after:
+        if not JOB_ID.fullmatch(each.job) or each.end not in ENDS:
+            return f"it waits for {each}, which is nothing to wait for"
+        if each.job == spec.id:
+            return "it waits for itself"
+    if len(spec.after) > AFTER_MAX:
+        return f"no job waits for more than {AFTER_MAX} others"
     return ""
 
 

@@ -11,9 +11,12 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Job, State, Worker
+from scheduling.aside import state_word, waited_for
 from scheduling.headroom import Headroom
 from scheduling.placement import Fleet, Shape, trouble
 from scheduling.queues import Waiting
+
+DEPENDENCIES_SHOWN = 3
 
 
 class Explainer:
@@ -36,14 +39,17 @@ class Explainer:
             return self._held(job)
         if job.state is not JobState.PENDING:
             return ""
+        if job.aside_since is not None:
+            return self._aside(job)
         reason = self._waits_for(job)
         return f"{reason} (again: {job.reason})" if job.reason else reason
 
     def is_overdue(self, job: Job) -> bool:
         """Whether it waits for its first start for longer than the policy finds right."""
         target_ms = self._state.policy.wait_target_ms(job.placed.flow)
-        waited_ms = self._now_ms - job.submitted_at
-        return job.state.queued and not job.attempts and 0 < target_ms < waited_ms
+        waited_ms = self._now_ms - job.queued_since
+        waits = job.in_queue or job.state is JobState.HELD
+        return waits and not job.attempts and 0 < target_ms < waited_ms
 
     def _held(self, job: Job) -> str:
         if not job.wakes_at:
@@ -51,6 +57,15 @@ class Explainer:
         left_ms = job.wakes_at - self._now_ms
         when = f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
         return f"{job.reason} {when}"
+
+    def _aside(self, job: Job) -> str:
+        """For whose end it stands aside, and how these stand now."""
+        waited = waited_for(self._state, job)
+        named = [
+            f"{each} ({state_word(self._state, each.job)})" for each in waited[:DEPENDENCIES_SHOWN]
+        ]
+        more = len(waited) - len(named)
+        return f"waits for {', '.join(named)}{f' and {more} more' if more else ''}"
 
     def _waits_for(self, job: Job) -> str:
         spec, shape = job.placed, Shape.of(job.placed)
@@ -109,7 +124,7 @@ def _places(projection: Projection) -> dict[JobId, int]:
     """
     queues: dict[tuple[FlowId, str], list[Waiting]] = {}
     for job in projection.state.jobs.values():
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             spec = job.placed
             queues.setdefault((spec.flow, spec.worker), []).append(Waiting.of(job))
     return {
@@ -125,7 +140,7 @@ def jobs_ahead(state: State, job: Job) -> int:
     return sum(
         1
         for other in state.jobs.values()
-        if other.state is JobState.PENDING
+        if other.in_queue
         and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
         and Waiting.of(other) < place
     )

@@ -29,6 +29,7 @@ class Heading(StrEnum):
     NO_DISPATCHER = "no dispatcher"
     NOT_POSTED = "not yet posted"
     HELD = "held or put off"
+    DEPENDENCY = "dependency"
     ASSIGNED = "assigned, not started"
     NO_SLOT = "no serving slot"
     OWN_LIMIT = "own limit"
@@ -137,6 +138,8 @@ class Wait:
             return Heading.HELD
         if job.state is not JobState.PENDING:
             return Heading.ASSIGNED
+        if job.aside_since is not None:
+            return Heading.DEPENDENCY
         return self._pending(job)
 
     def _pending(self, job: Job) -> Heading:
@@ -170,3 +173,8 @@ def waited_until(job: Job, now_ms: int) -> int:
 def wait_ms(job: Job, now_ms: int) -> int:
     """How long it waited, or has waited so far."""
     return max(0, waited_until(job, now_ms) - job.submitted_at)
+
+
+def queue_wait_ms(job: Job, now_ms: int) -> int:
+    """The part of it that did not pass before it could enter its queue."""
+    return max(0, waited_until(job, now_ms) - job.queued_since)

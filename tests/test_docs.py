@@ -65,7 +65,7 @@ CHECKPOINTED: tuple[Body, ...] = (
     policy.Standing, rates.Window, rates.Reserved,
 )  # fmt: skip
 
-FACT_PARTS: tuple[Body, ...] = (e.Fact, e.WorkerFact, e.JobSpec, e.Slot, e.Report)
+FACT_PARTS: tuple[Body, ...] = (e.Fact, e.WorkerFact, e.JobSpec, e.Dependency, e.Slot, e.Report)
 
 BODIES: dict[Section, Body] = {
     ("gpuq.json", ""): e.LedgerInfo,

@@ -125,7 +125,7 @@ def check_flows(state: State) -> None:
     waiting: Counter[FlowId] = Counter()
     running: Counter[FlowId] = Counter()
     for job in state.jobs.values():
-        waiting[job.placed.flow] += job.state is JobState.PENDING
+        waiting[job.placed.flow] += job.in_queue
         running[job.placed.flow] += sum(not attempt.settled for attempt in job.attempts)
     by_pool: Counter[tuple[str, str]] = Counter()
     for name, flow in state.flows.items():
@@ -195,7 +195,7 @@ def fits(state: State, job: Job, *, only_free: bool) -> bool:
 def check_no_slot_is_left_idle(state: State, pool: str) -> None:
     """No job waits beside slots that would do, unless they are kept for another, or a limit
     holds it, one before it in its flow, or (a limit of the pool) the one whose turn it is."""
-    waiting = [j for j in state.jobs.values() if j.state is JobState.PENDING]
+    waiting = [j for j in state.jobs.values() if j.in_queue]
     if any(j.placed.pool == pool and pool_limits_broken(state, j, more=1) for j in waiting):
         return
     held = {j.placed.flow for j in waiting if own_limits_broken(state, j, more=1)}
@@ -203,7 +203,7 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
         return
     for job in state.jobs.values():
         if (
-            job.state is JobState.PENDING
+            job.in_queue
             and job.placed.pool == pool
             and job.placed.flow not in held
             and is_first_by_name(state, job)
@@ -216,7 +216,7 @@ def is_first_by_name(state: State, job: Job) -> bool:
     return not job.placed.worker or not any(
         (other.spec.name, other.arrival) < (job.spec.name, job.arrival)
         for other in state.jobs.values()
-        if other.state is JobState.PENDING
+        if other.in_queue
         and (other.placed.worker, other.placed.flow) == (job.placed.worker, job.placed.flow)
     )
 
@@ -226,7 +226,7 @@ def check_blocked_flows(state: State) -> None:
     served: dict[FlowId, list[bool]] = defaultdict(list)
     held: set[FlowId] = set()
     for job in state.jobs.values():
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             served[job.placed.flow].append(fits(state, job, only_free=False))
             if own_limits_broken(state, job, more=1):
                 held.add(job.placed.flow)

@@ -7,7 +7,7 @@ shows the forms; nothing is guessed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -74,17 +74,31 @@ def parse_deadline(text: str, now_ms: int) -> int:
 
     Raises RequestError on anything else, and on what has passed.
     """
+    return _moment_ahead(text, now_ms, "deadline", _duration_ms)
+
+
+def parse_begin(text: str, now_ms: int) -> int:
+    """The same of a time before which a job does not begin.
+
+    A duration needs its unit: ``16:00`` is a time of day for Slurm, and 16 minutes here.
+    """
+    return _moment_ahead(text, now_ms, "begin", parse_units)
+
+
+def _moment_ahead(
+    text: str, now_ms: int, what: str, read_duration: Callable[[str], int | None]
+) -> int:
     try:
         at_ms = int(datetime.fromisoformat(text.strip()).timestamp() * 1_000)
     except (ValueError, OverflowError):
-        duration_ms = _duration_ms(text.strip().lower())
+        duration_ms = read_duration(text.strip().lower())
         if duration_ms is None:
             raise RequestError(
-                f"{text!r} is no deadline: say 2h (from now), or a time such as 2026-12-01T18:00"
+                f"{text!r} is no {what}: say 2h (from now), or a time such as 2026-12-01T18:00"
             ) from None
         at_ms = now_ms + duration_ms
     if not now_ms < at_ms <= now_ms + DURATION_MAX_MS:
-        raise RequestError(f"the deadline {text!r} has passed, or lies beyond ten years")
+        raise RequestError(f"the {what} {text!r} has passed, or lies beyond ten years")
     return at_ms
 
 

@@ -22,6 +22,7 @@ from gpuq.client import Client, open_client
 from gpuq.config import Setting
 from gpuq.parse import (
     LeadSignal,
+    parse_begin,
     parse_deadline,
     parse_duration,
     parse_env,
@@ -133,6 +134,9 @@ def submit(
         list[str] | None,
         typer.Option("--after", "--dependency", "-d", help="Jobs that must end first: ID, ..."),
     ] = None,
+    begin: Annotated[
+        str, typer.Option("--begin", help="Not before: 2h from now, or 2026-12-01T18:00.")
+    ] = "",
     retries: Annotated[
         int, typer.Option("--retries", help="Further attempts after a failure.", min=0, max=100)
     ] = 0,
@@ -172,6 +176,11 @@ def submit(
     if deadline:
         at_ms = parse_deadline(deadline, client.store.clock_ms())
         template = msgspec.structs.replace(template, deadline_at=at_ms)
+    if begin:
+        at_ms = parse_begin(begin, client.store.clock_ms())
+        template = msgspec.structs.replace(template, begin_at=at_ms)
+        if 0 < template.deadline_at <= at_ms:
+            raise RequestError(f"--begin {begin} is not before its deadline")
     view = read_view(client.load_journal(), client.settings.timings)
     if after:
         template = msgspec.structs.replace(template, after=dependencies(client, view, after))
@@ -439,6 +448,7 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
     lead = f"{spec.signal} {long_duration(spec.lead_ms)} before the limit" if spec.lead_ms else ""
     grace = long_duration(spec.grace_ms or grace_ms)
     deadline = local_time(spec.deadline_at, view.now_ms) if spec.deadline_at else ""
+    begin = local_time(spec.begin_at, view.now_ms) if spec.begin_at else ""
     retries = f"{spec.retries} on {', '.join(spec.retry_on or ('failed',))}" if spec.retries else ""
     rows = [
         ("user", specs[0].user, ""),
@@ -454,6 +464,7 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
         ("directory", spec.cwd, ""),
         ("estimate", *_estimate(view, specs[0])),
         ("deadline", deadline, "--deadline" if deadline else ""),
+        ("begin", begin, "--begin" if begin else ""),
         ("after", ", ".join(texts_of(spec.after)), "--after" if spec.after else ""),
         ("retries", retries, "--retries" if retries else ""),
     ]
@@ -483,7 +494,7 @@ def _json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "time_limit_ms": spec.time_limit_ms or None,
         "pinned_to": spec.worker,
         "key": spec.key,
-        **times(deadline_at=spec.deadline_at or None),
+        **times(deadline_at=spec.deadline_at or None, begin_at=spec.begin_at or None),
         "retries": spec.retries,
         "after": texts_of(spec.after),
     }

@@ -186,6 +186,8 @@ class _Answer:
 
     def _lines(self) -> list[tuple[str, list[str]]]:
         lines = [("flow", [self._flow_line()]), ("after", self._after_lines())]
+        if self._job.spec.begin_at:
+            lines.append(("begin", [self._when(self._job.spec.begin_at)]))
         if self._account is not None:
             lines += self._account_lines(self._account)
         elif self._wait.assigned is not None:
@@ -372,6 +374,7 @@ class _Answer:
                 ended_at=job.ended_at,
                 wakes_at=job.wakes_at or None,
                 deadline_at=job.spec.deadline_at or None,
+                begin_at=job.spec.begin_at or None,
             ),
             "wait_ms": wait_ms(job, self._now_ms),
             "wait": [{"reason": name.value, "part_ms": ms} for name, ms in parts.items()],

@@ -146,6 +146,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It saves at TERM, exits with 75 and goes on where it was in its next attempt."""
     after: tuple[Dependency, ...] = ()
     """It enters no queue before all of these have ended so."""
+    begin_at: int = 0
+    """It enters no queue before."""
 
     @property
     def flow(self) -> FlowId:

@@ -118,7 +118,7 @@ class Job(msgspec.Struct, kw_only=True):
     over_rate: str = ""
     """Whose rate of submissions it broke."""
     wakes_at: int = 0
-    """Until when it is put off; 0 where it is not."""
+    """Until when it is put off, or stands aside at least; 0 where it does not."""
     aside_since: int | None = None
     """Since when it stands aside: PENDING, but in no queue before what it waits for has come."""
     entered_at: int = 0

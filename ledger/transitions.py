@@ -116,12 +116,13 @@ class Transitions:
     # -- jobs
 
     def enter(self, job: Job) -> None:
-        """Put an open job into its queue, or aside where it must wait for others first."""
-        if job.attempts or not job.spec.after:
+        """Put an open job into its queue, or aside where it waits for others or its time first."""
+        spec, at = job.spec, self.state.at
+        if job.attempts or not (spec.after or spec.begin_at > at):
             self.queue(job)
             return
         job.state, job.reason = JobState.PENDING, ""
-        job.aside_since = self.state.at
+        job.aside_since, job.wakes_at = at, spec.begin_at if spec.begin_at > at else 0
         self.touch(job)
 
     def queue(self, job: Job, *, resumed: bool = False) -> None:
@@ -137,7 +138,9 @@ class Transitions:
         """Take a queued job out, into ``state``."""
         if job.in_queue:
             self.fair.leave(self.flow_of(job))
-        job.state, job.aside_since = state, None
+        if job.aside_since is not None:
+            job.aside_since, job.wakes_at = None, 0
+        job.state = state
         self.touch(job)
 
     def hold(self, job_id: JobId, reason: str) -> None:

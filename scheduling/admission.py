@@ -104,7 +104,7 @@ def _malformed(spec: JobSpec) -> str:
         return f"a job needs at least one slot, not {spec.slots}"
     sizes = (spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes)
     counts = (spec.retries, spec.requests, spec.input_tokens, spec.max_output_tokens)
-    if min(*sizes, *counts, spec.lead_ms, spec.deadline_at) < 0:
+    if min(*sizes, *counts, spec.lead_ms, spec.deadline_at, spec.begin_at) < 0:
         return "times, sizes and counts cannot be negative"
     if max(counts) > COUNT_MAX:
         return f"no job makes more than {COUNT_MAX} requests, or takes more tokens"

@@ -1,11 +1,11 @@
 """Jobs that stand aside, in no queue yet: for the ends of which others, and what comes of it.
 
-Owns the conditions of ``after``. A job enters its queue once all of them hold at the same
-time; it ends (``never``) as soon as one cannot come to hold. What has ended may be retried by
-a user; what has entered its queue stays there, whatever becomes of the jobs that it waited
-for. A dependency that no page has is waited for in case its submit is still on its way, but
-not for ever. Jobs that wait for each other are no use to anybody: the one that closes such a
-circle ends. Pure; derived from the projection alone and rebuilt from it at any time.
+Owns the conditions of ``after`` and ``begin_at``. A job enters its queue once all of them hold
+at the same time; it ends (``never``) as soon as one cannot come to hold. What has ended may
+be retried by a user; what has entered its queue stays there, whatever becomes of the jobs that
+it waited for. A dependency that no page has is waited for in case its submit is still on its
+way, but not for ever. Jobs that wait for each other are no use to anybody: the one that closes
+such a circle ends. Pure; derived from the projection alone and rebuilt from it at any time.
 """
 
 from __future__ import annotations
@@ -130,11 +130,14 @@ class Aside:
             missed = self._unknown(job.id)
         if missed:
             return e.DependencyMissed(job=job.id, reason=self._why_missed(job, missed))
-        return None if self._open[job.id] else e.JobResumed(job=job.id)
+        return None if self._open[job.id] or at < job.wakes_at else e.JobResumed(job=job.id)
 
     def due_at(self, job: Job) -> int | None:
         """When time alone makes something of a job that stands aside (ms), or None."""
-        return self._unknown_until(job) if self._unknown(job.id) else None
+        dues = [job.wakes_at] if job.wakes_at > self._state.at else []
+        if self._unknown(job.id):
+            dues.append(self._unknown_until(job))
+        return min(dues, default=None)
 
     # -- the index
 

@@ -54,18 +54,24 @@ class Explainer:
     def _held(self, job: Job) -> str:
         if not job.wakes_at:
             return job.reason or "held"
-        left_ms = job.wakes_at - self._now_ms
-        when = f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
-        return f"{job.reason} {when}"
+        return f"{job.reason} {self._in(job.wakes_at)}"
+
+    def _in(self, at_ms: int) -> str:
+        left_ms = at_ms - self._now_ms
+        return f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
 
     def _aside(self, job: Job) -> str:
-        """For whose end it stands aside, and how these stand now."""
+        """For whose end it stands aside, and how these stand now, and until when at least."""
         waited = waited_for(self._state, job)
         named = [
             f"{each} ({state_word(self._state, each.job)})" for each in waited[:DEPENDENCIES_SHOWN]
         ]
         more = len(waited) - len(named)
-        return f"waits for {', '.join(named)}{f' and {more} more' if more else ''}"
+        begin = f"begins {self._in(job.wakes_at)}" if job.wakes_at > self._now_ms else ""
+        if not named:
+            return begin or "is about to enter its queue"
+        others = f"waits for {', '.join(named)}{f' and {more} more' if more else ''}"
+        return f"{others}; {begin}" if begin else others
 
     def _waits_for(self, job: Job) -> str:
         spec, shape = job.placed, Shape.of(job.placed)

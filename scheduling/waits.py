@@ -18,6 +18,7 @@ from ledger import events as e
 from ledger.events import JobState
 from ledger.names import FlowId, JobId
 from ledger.state import Job
+from scheduling.aside import waited_for
 from scheduling.explain import jobs_ahead
 from scheduling.followed import Followed
 from scheduling.placement import Shape
@@ -30,6 +31,7 @@ class Heading(StrEnum):
     NOT_POSTED = "not yet posted"
     HELD = "held or put off"
     DEPENDENCY = "dependency"
+    BEGIN = "before its begin"
     ASSIGNED = "assigned, not started"
     NO_SLOT = "no serving slot"
     OWN_LIMIT = "own limit"
@@ -38,7 +40,7 @@ class Heading(StrEnum):
     OTHERS_TURN = "others' turn"
 
 
-_NEEDS_A_LEADER = frozenset(Heading) - {Heading.HELD, Heading.ASSIGNED}
+_NEEDS_A_LEADER = frozenset(Heading) - {Heading.HELD, Heading.BEGIN, Heading.ASSIGNED}
 
 
 class Stretch(msgspec.Struct, frozen=True):
@@ -139,7 +141,8 @@ class Wait:
         if job.state is not JobState.PENDING:
             return Heading.ASSIGNED
         if job.aside_since is not None:
-            return Heading.DEPENDENCY
+            waited = waited_for(self._followed.state, job)
+            return Heading.DEPENDENCY if waited else Heading.BEGIN
         return self._pending(job)
 
     def _pending(self, job: Job) -> Heading:

@@ -267,8 +267,11 @@ class Truth:
                 raise Breach(f"job {job_id} is COMPLETED with rc {job.last.rc}")
 
     def _check_order(self, state: State, run: Run) -> None:
-        """What another's success is waited for ran after that."""
-        for each in state.jobs[JobId(run.job)].spec.after:
+        """What waits for another's success ran after that, and nothing before its begin."""
+        spec = state.jobs[JobId(run.job)].spec
+        if run.began_ms < spec.begin_at - CLOCK_ERROR_MAX_MS:
+            raise Breach(f"{run.job}.{run.attempt} ran before {spec.begin_at}")
+        for each in spec.after:
             if each.end == "ok" and not any(
                 other.job == each.job and other.rc == 0 and (other.ended_ms or 0) <= run.began_ms
                 for other in self.runs

@@ -272,6 +272,7 @@ class World:
             idempotent=self.rng.random() < 0.5,
             estimate_ms=self.rng.choice((0, 1_000, 60_000)),
             after=self._after(),
+            begin_at=self._begin_at(),
         )
         self.work[job] = Work(self.rng.choice((500, 5_000, 40_000, 150_000, 400_000)), number % 4)
         submitted = e.Submitted(at=self.hub.now_ms, job=spec)
@@ -294,6 +295,14 @@ class World:
         self.played["dependencies"] += 1
         chosen = rng.sample(jobs, min(len(jobs), rng.choice((1, 1, 2))))
         return tuple(e.Dependency(job=JobId(job), end=rng.choice(e.ENDS)) for job in chosen)
+
+    def _begin_at(self) -> int:
+        """At times soon, or when the faults are over."""
+        rng = self._dependencies
+        if rng.random() >= self._dependent_rate / 3:
+            return 0
+        self.played["begins later"] += 1
+        return self.hub.now_ms + rng.choice((1_000, 30_000, FAULTS_MS))
 
     def _operate(self) -> None:
         """Somebody drains a node, moves a job or retries one, wherever it stands."""

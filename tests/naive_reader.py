@@ -75,7 +75,8 @@ class NaiveReader:
     # --- moves of jobs
 
     def enter(self, job: Body) -> None:
-        if job["after"] and not job["attempts"]:
+        is_early = job["begin_at"] > self.now
+        if (job["after"] or is_early) and not job["attempts"]:
             job["state"], job["aside"] = "PENDING", True
         else:
             self.queue(job)
@@ -183,6 +184,7 @@ class NaiveReader:
             "idempotent": spec.get("idempotent", False),
             "state": "HELD",
             "after": spec.get("after", []),
+            "begin_at": spec.get("begin_at", 0),
             "aside": False,
             "cancel": False,
             "requeues": 0,

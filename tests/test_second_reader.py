@@ -152,6 +152,7 @@ class Life:
             deadline_at=self.world.at + 9_000 if number % 11 == 0 else 0,
             resumable=number % 2 == 0,
             after=self.dependencies(number),
+            begin_at=self.world.at + 50 * number if number % 8 == 1 else 0,
         )
 
     def dependencies(self, number: int) -> tuple[e.Dependency, ...]:

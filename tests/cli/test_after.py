@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gpuq.after import parse_after
+from gpuq.parse import parse_begin
 from ledger.errors import RequestError
 from ledger.names import JobId
 from tests.cli.conftest import Gpuq
@@ -34,6 +37,30 @@ def test_slurms_forms_are_read(texts: list[str], expected: list[tuple[str, str]]
 def test_anything_else_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(RequestError, match="say ID, afterok:ID, afterany:ID or afternotok:ID"):
         list(parse_after([text]))
+
+
+NOW_MS = 1_796_058_793_123
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90s", NOW_MS + 90_000),
+        ("1h30m", NOW_MS + 5_400_000),
+        ("2027-01-01T00:00Z", 1_798_761_600_000),
+    ],
+)
+def test_a_begin_is_so_long_from_now_or_a_time(text: str, expected: int) -> None:
+    """1,798,761,600 is 2027-01-01T00:00:00Z (``date -u -d 2027-01-01 +%s``)."""
+    assert parse_begin(text, NOW_MS) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["16:00", "90", "tomorrow", "2026-11-30T00:00Z", "9999d", "0s", ""]
+)
+def test_another_begin_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="begin"):
+        parse_begin(text, NOW_MS)
 
 
 def submitted(gpuq: Gpuq, *args: str) -> str:
@@ -120,3 +147,22 @@ def test_a_held_job_of_a_new_flow_can_be_asked_why(gpuq: Gpuq, fleet: Fleet) -> 
     result = gpuq("why", held)
     assert result.rc == 0
     assert "of which nothing has waited yet" in result.out
+
+
+def test_a_begin_is_shown_until_it_has_come(gpuq: Gpuq, fleet: Fleet) -> None:
+    fleet.ready("n1-cpu0")
+    job = submitted(gpuq, "--begin", "3h30m")
+    fleet.post()
+    shown = gpuq("status", "--json", job).json
+    begin_ms = fleet.state.jobs[JobId(job)].spec.begin_at
+    assert (shown["state"], shown["begin_at_ms"]) == ("PENDING", begin_ms)
+    assert abs(begin_ms - shown["submitted_at_ms"] - 12_600_000) < 60_000
+    assert re.fullmatch(r"begins in 12[56]\d\d s", shown["why"])
+    why = gpuq("why", job).out
+    assert re.fullmatch(rf"{job} true begins in 12[56]\d\d s", why.splitlines()[0])
+    assert re.search(r"\(in 3h(29|30)m\)$", lines(why)["begin"])
+
+
+def test_a_begin_behind_the_deadline_is_refused(gpuq: Gpuq) -> None:
+    result = gpuq("submit", "--begin", "2h", "--deadline", "1h", "--", "true")
+    assert (result.rc, result.err) == (64, "gpuq: --begin 2h is not before its deadline\n")

@@ -58,3 +58,22 @@ def test_a_pipeline_runs_in_its_order_and_what_cannot_run_ends_by_itself(
         assert began_after(cluster, later, earlier)
     assert cluster.runs_of("publish.sh") == []
     cluster.verified()
+
+
+def test_a_job_does_not_begin_before_its_time(
+    folder_place: Place, folder: Path, start_cluster: StartCluster
+) -> None:
+    """Two slots are free all the while; another job that was submitted later starts before."""
+    cluster = start_cluster(folder, folder_place, time_scale=TIME_SCALE)
+    cluster.init()
+    cluster.serve("n1", 2)
+    for name in ("late.sh", "now.sh"):
+        cluster.script(name)
+    (late,) = cluster.submit("--begin", "5s", "late.sh")
+    (now,) = cluster.submit("now.sh")
+    cluster.wait_for_end(late, now)
+    assert began_after(cluster, "late.sh", "now.sh")
+    first = cluster.job(late).attempts[0]
+    assert first.started_at is not None
+    assert first.started_at >= cluster.job(late).spec.begin_at > 0
+    cluster.verified()

@@ -322,6 +322,99 @@ def test_a_job_that_waits_for_itself_or_for_nonsense_is_rejected() -> None:
     assert world.job(own).reason == "it waits for itself"
 
 
+# --- not before its time -------------------------------------------------------------------
+
+
+def test_a_job_enters_its_queue_when_its_time_has_come() -> None:
+    """One slot, free all the time."""
+    world = world_of_one_node()
+    job = world.submit(begin_at=world.at + 10_000)
+    world.turn()
+    assert (world.job(job).state, world.job(job).in_queue) == (PENDING, False)
+    assert world.scheduler.next_due_ms() == world.job(job).spec.begin_at
+    assert world.turn(after_ms=9_999) == []
+    assert e.JobResumed(job=job) in world.turn(after_ms=1)
+    assert world.job(job).state is ASSIGNED
+
+
+def test_a_time_that_has_passed_keeps_nothing() -> None:
+    world = world_of_one_node()
+    job = world.submit(begin_at=world.at)
+    world.turn()
+    assert world.job(job).state is ASSIGNED
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_both_the_others_and_the_time_are_waited_for(ends_first: bool) -> None:
+    world = world_of_one_node(2)
+    first = running_job(world)
+    job = world.submit(after=after(first), begin_at=world.at + 10_000)
+    world.turn()
+    if ends_first:
+        run(world, first)
+        assert world.scheduler.next_due_ms() == world.job(job).spec.begin_at
+    else:
+        world.turn(after_ms=10_000)
+    assert (world.job(job).state, world.job(job).in_queue) == (PENDING, False)
+    if ends_first:
+        world.turn(after_ms=10_000)
+    else:
+        run(world, first)
+    assert world.job(job).state is ASSIGNED
+
+
+def test_a_failure_is_passed_on_before_the_time_has_come() -> None:
+    world = world_of_one_node(2)
+    first = running_job(world)
+    job = world.submit(after=after(first), begin_at=world.at + 10_000)
+    run(world, first, rc=1)
+    assert world.job(job).state is NEVER
+
+
+def test_a_job_that_is_held_until_after_its_time_waits_for_its_user_alone() -> None:
+    world = world_of_one_node()
+    job = world.submit(begin_at=world.at + 10_000)
+    world.turn()
+    world.hold(job)
+    world.turn(after_ms=10_000)
+    assert (world.job(job).state, world.job(job).wakes_at) == (JobState.HELD, 0)
+    world.release(job)
+    world.turn()
+    assert world.job(job).state is ASSIGNED
+
+
+def test_it_says_when_it_begins() -> None:
+    world = world_of_one_node(2)
+    first = running_job(world)
+    at = world.at + 90_000
+    jobs = [world.submit(begin_at=at), world.submit(begin_at=at, after=after(first))]
+    world.turn(after_ms=1_000)
+    explainer = Explainer(world.projection)
+    assert [explainer.why(world.job(job)) for job in jobs] == [
+        "begins in 89 s",
+        "waits for afterok:aaaaaaaa (RUNNING); begins in 89 s",
+    ]
+
+
+def test_the_wait_before_its_time_is_told_apart() -> None:
+    """Submitted at 0 s for 50 s; what it waits for ends at 20 s; it starts at 53 s."""
+    world = world_of_one_node(2)
+    first = running_job(world)
+    job = world.submit(after=after(first), begin_at=world.at + 50_000)
+    world.turn()
+    world.at += 20_000
+    run(world, first)
+    world.turn(after_ms=30_000)
+    world.turn(after_ms=3_000)
+    world.start(job)
+    world.turn()
+    assert parts(world, job) == {
+        "dependency": 20,
+        "before its begin": 30,
+        "assigned, not started": 3,
+    }
+
+
 # --- what else may happen meanwhile --------------------------------------------------------
 
 

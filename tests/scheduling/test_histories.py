@@ -178,6 +178,7 @@ class Histories(RuleBasedStateMachine):
         patience_ms=st.sampled_from([0, 0, 0, 4_000]),
         input_tokens=st.sampled_from([0, 20, 60, 120]),
         resumable=st.booleans(),
+        begins_in_ms=st.sampled_from([0, 0, 0, 0, 2_500]),
         after=st.lists(st.tuples(indexes, st.sampled_from(e.ENDS)), max_size=3),
     )
     def a_job_is_submitted(
@@ -185,6 +186,7 @@ class Histories(RuleBasedStateMachine):
         copies: int,
         held: bool,
         patience_ms: int = 0,
+        begins_in_ms: int = 0,
         after: Sequence[tuple[int, str]] = (),
         **spec: object,
     ) -> None:
@@ -195,6 +197,8 @@ class Histories(RuleBasedStateMachine):
             for index, end in after
             if index % 3 == 0
         )
+        if begins_in_ms:
+            spec["begin_at"] = self.world.at + begins_in_ms
         deadline_at = self.world.at + patience_ms if patience_ms else 0
         for _ in range(copies):
             self.history.submitted.add(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ledger.errors import RequestError
 from ledger.events import LEAD_SIGNALS
+from ledger.names import NodeName, check_name
 from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from scheduling.duration import DURATION_MAX_MS, parse_units
 
@@ -154,6 +155,12 @@ def parse_gpus(text: str) -> Gpus:
     if not 1 <= slots <= SLOTS_MAX:
         raise RequestError(f"{text!r}: a job takes 1 to {SLOTS_MAX} slots of one node")
     return Gpus(slots, (match[1] or "").lower())
+
+
+def parse_nodes(texts: Iterable[str]) -> tuple[NodeName, ...]:
+    """Names of nodes with commas, sorted, each once. Raises RequestError on anything else."""
+    names = {name.strip() for text in texts for name in text.split(",")}
+    return tuple(NodeName(check_name("node", name)) for name in sorted(names))
 
 
 def parse_signal(text: str) -> LeadSignal:

@@ -28,6 +28,7 @@ from gpuq.parse import (
     parse_env,
     parse_gpus,
     parse_grace,
+    parse_nodes,
     parse_signal,
     parse_size,
 )
@@ -108,6 +109,9 @@ def submit(
         str | None, typer.Option("--estimate", help="Expected time, as --time.")
     ] = None,
     worker: Annotated[str, typer.Option("--worker", help="Only there, such as node1-gpu0.")] = "",
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", "-x", help="Nodes on which it never runs.")
+    ] = None,
     key: Annotated[str, typer.Option("--key", help="The same key is the same job.")] = "",
     chdir: Annotated[str, typer.Option("--chdir", help="Directory; else the current one.")] = "",
     env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE; repeatable.")] = None,
@@ -167,7 +171,7 @@ def submit(
         raise RequestError("--key names one job: submit these scripts one by one")
     template = _template(
         gpus=gpus, gpu_mem=gpu_mem, time=time, estimate=estimate, worker=worker, chdir=chdir,
-        env=env or [], hold=hold, idempotent=idempotent, resumable=resumable,
+        exclude=exclude or [], env=env or [], hold=hold, idempotent=idempotent, resumable=resumable,
         exclusive=exclusive, grace=grace,
         signal=signal, retries=retries, retry_on=retry_on, requests=requests,
         input_tokens=input_tokens, max_output_tokens=max_output_tokens,
@@ -221,6 +225,7 @@ def _template(
     estimate: str | None,
     worker: str,
     chdir: str,
+    exclude: Sequence[str],
     env: Sequence[str],
     hold: bool,
     idempotent: bool,
@@ -253,6 +258,7 @@ def _template(
         time_limit_ms=time_limit_ms,
         estimate_ms=parse_duration(estimate) if estimate is not None else 0,
         worker=_worker(worker),
+        exclude=parse_nodes(exclude),
         idempotent=idempotent,
         resumable=resumable,
         exclusive=exclusive,
@@ -435,6 +441,9 @@ def _hint(view: View, wishes: Wishes) -> None:
     spec = wishes.spec
     if spec.time_limit_ms:
         say(f"time limit {long_duration(spec.time_limit_ms)}")
+    strange = [node for node in spec.exclude if node not in view.state.nodes]
+    if strange:
+        say(f"no node {', '.join(strange)} has reported yet: is that what --exclude should name?")
     pools = {worker.pool for worker in view.state.workers.values() if worker.ready} - {""}
     if pools and wishes.pool.value not in pools:
         say(f"no worker serves pool {wishes.pool.value!r} now; there is {', '.join(sorted(pools))}")
@@ -461,6 +470,7 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
         ("signal", lead, "--signal" if lead else ""),
         ("grace", grace, "--grace" if spec.grace_ms else "default"),
         ("worker", spec.worker, "--worker" if spec.worker else ""),
+        ("exclude", ", ".join(spec.exclude), "--exclude" if spec.exclude else ""),
         ("directory", spec.cwd, ""),
         ("estimate", *_estimate(view, specs[0])),
         ("deadline", deadline, "--deadline" if deadline else ""),
@@ -493,6 +503,7 @@ def _json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "gpu_memory_bytes": spec.gpu_memory_bytes,
         "time_limit_ms": spec.time_limit_ms or None,
         "pinned_to": spec.worker,
+        "exclude": list(spec.exclude),
         "key": spec.key,
         **times(deadline_at=spec.deadline_at or None, begin_at=spec.begin_at or None),
         "retries": spec.retries,

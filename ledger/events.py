@@ -148,6 +148,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It enters no queue before all of these have ended so."""
     begin_at: int = 0
     """It enters no queue before."""
+    exclude: tuple[NodeName, ...] = ()
+    """Nodes on which it never runs."""
 
     @property
     def flow(self) -> FlowId:

@@ -22,6 +22,9 @@ COUNT_MAX = 1_000_000_000
 AFTER_MAX = 1_000
 """Jobs for which one may wait."""
 
+EXCLUDE_MAX = 256
+"""Nodes that one may exclude."""
+
 RUN_MAX_MS = 3_650 * 86_400_000
 
 
@@ -90,7 +93,11 @@ def refusal(state: State, spec: JobSpec) -> str:
     workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
     if spec.worker:
         workers = [w for w in workers if pinned and w.node == pinned.node]
-    return _too_large(spec, workers) if workers else ""
+    allowed = [w for w in workers if w.node not in spec.exclude]
+    if spec.worker.rpartition("-")[0] in spec.exclude or (workers and not allowed):
+        where = spec.worker or f"pool {spec.pool!r}"
+        return f"it excludes every node on which {where} is"
+    return _too_large(spec, allowed) if allowed else ""
 
 
 def _malformed(spec: JobSpec) -> str:
@@ -115,6 +122,8 @@ def _malformed(spec: JobSpec) -> str:
     wrong = [rule for rule in spec.retry_on if not is_retry_rule(rule)]
     if wrong:
         return f"cannot retry on {wrong[0]!r}; one of {RETRY_WORDS}"
+    if not all(map(NAME.fullmatch, spec.exclude)) or len(spec.exclude) > EXCLUDE_MAX:
+        return f"it excludes what is no node, or more than {EXCLUDE_MAX} of them"
     return _malformed_after(spec)
 
 

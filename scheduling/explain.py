@@ -107,6 +107,8 @@ class Explainer:
             problem = trouble(self._state, worker)
             if not problem and worker.pool != spec.pool:
                 problem = f"{spec.worker} serves pool {worker.pool or 'none'}, not {spec.pool}"
+            if not problem and worker.node in spec.exclude:
+                problem = f"it excludes {worker.node}, the node of {spec.worker}"
             return problem or f"{spec.worker} and its node lack the slots that it needs"
         workers = [w for w in self._state.workers.values() if w.pool == spec.pool]
         serving = [w for w in workers if not trouble(self._state, w)]

@@ -330,6 +330,7 @@ def _spec(index: int, job: SimJob) -> e.JobSpec:
         gpu_type=job.gpu_type,
         gpu_memory_bytes=job.gpu_memory_bytes,
         worker=job.worker,
+        exclude=job.exclude,
         estimate_ms=job.estimate_ms,
         time_limit_ms=job.time_limit_ms,
     )
@@ -341,7 +342,7 @@ def _kind(spec: e.JobSpec) -> _Kind:
     is_bounded = min(spec.estimate_ms, spec.time_limit_ms) >= 0 and longest_ms <= RUN_MAX_MS
     sizes = (spec.slots, spec.gpu_memory_bytes, is_bounded)
     names = (spec.organization, spec.workload_class, spec.pool, spec.gpu_type, spec.worker)
-    return *sizes, *names
+    return *sizes, *names, *spec.exclude
 
 
 def _job_id(index: int) -> JobId:

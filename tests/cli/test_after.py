@@ -1,4 +1,4 @@
-"""``gpuq submit --after``: what is read, what is refused, what is shown."""
+"""``gpuq submit --after``, ``--begin``: what is read, what is refused, what is shown."""
 
 from __future__ import annotations
 

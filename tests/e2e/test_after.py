@@ -29,7 +29,7 @@ def test_a_pipeline_runs_in_its_order_and_what_cannot_run_ends_by_itself(
     for name, rc in (("broken.sh", 3), ("train.sh", 0), ("tidy.sh", 0), ("publish.sh", 0)):
         cluster.script(name, rc=rc)
     (prepare,) = cluster.submit("prepare.sh")
-    (broken,) = cluster.submit("-d", prepare, "--worker", "n2-cpu0", "broken.sh")
+    (broken,) = cluster.submit("-d", prepare, "--exclude", "n1", "broken.sh")
     (train,) = cluster.submit("--after", "prepare.sh", "--worker", "n1-cpu1", "train.sh")
     (publish,) = cluster.submit("--after", f"afterok:{train}:{broken}", "publish.sh")
     (tidy,) = cluster.submit("--after", f"afterok:{train},afternotok:{publish}", "tidy.sh")
@@ -50,6 +50,7 @@ def test_a_pipeline_runs_in_its_order_and_what_cannot_run_ends_by_itself(
     assert cluster.job(publish).reason == (
         f"it waits for afterok:{broken}, which ended FAILED (rc 3)"
     )
+    assert cluster.job(broken).attempts[0].lead.startswith("n2-")
     for later, earlier in (
         ("train.sh", "prepare.sh"),
         ("broken.sh", "prepare.sh"),

@@ -186,7 +186,8 @@ def fits(state: State, job: Job, *, only_free: bool) -> bool:
         and spec.gpu_type.lower() in gpu_name.lower()
         and memory_bytes >= spec.gpu_memory_bytes
         and (not spec.worker or spec.worker in names)
-        for (_, gpu_name, memory_bytes, _), names in banks(
+        and node not in spec.exclude
+        for (node, gpu_name, memory_bytes, _), names in banks(
             state, spec.pool, only_free=only_free
         ).items()
     )

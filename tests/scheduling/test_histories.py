@@ -169,6 +169,7 @@ class Histories(RuleBasedStateMachine):
         slots=st.sampled_from([1, 1, 1, 2, 3]),
         worker=st.sampled_from(["", "", "", "n1-gpu0", "n2-gpu1"]),
         gpu_type=st.sampled_from(["", "", "", "H100"]),
+        exclude=st.sampled_from([(), (), ("n1",), ("n2", "n9"), ("n3", "n1")]),
         estimate_ms=st.integers(0, 4_000),
         time_limit_ms=st.sampled_from([0, 500, 3_000]),
         idempotent=st.booleans(),

@@ -112,6 +112,9 @@ def submit(
     exclude: Annotated[
         list[str] | None, typer.Option("--exclude", "-x", help="Nodes on which it never runs.")
     ] = None,
+    priority: Annotated[
+        int, typer.Option("--priority", help="In one's own flow only, -100 to 100.")
+    ] = 0,
     key: Annotated[str, typer.Option("--key", help="The same key is the same job.")] = "",
     chdir: Annotated[str, typer.Option("--chdir", help="Directory; else the current one.")] = "",
     env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE; repeatable.")] = None,
@@ -171,7 +174,8 @@ def submit(
         raise RequestError("--key names one job: submit these scripts one by one")
     template = _template(
         gpus=gpus, gpu_mem=gpu_mem, time=time, estimate=estimate, worker=worker, chdir=chdir,
-        exclude=exclude or [], env=env or [], hold=hold, idempotent=idempotent, resumable=resumable,
+        exclude=exclude or [], priority=priority, env=env or [], hold=hold,
+        idempotent=idempotent, resumable=resumable,
         exclusive=exclusive, grace=grace,
         signal=signal, retries=retries, retry_on=retry_on, requests=requests,
         input_tokens=input_tokens, max_output_tokens=max_output_tokens,
@@ -226,6 +230,7 @@ def _template(
     worker: str,
     chdir: str,
     exclude: Sequence[str],
+    priority: int,
     env: Sequence[str],
     hold: bool,
     idempotent: bool,
@@ -259,6 +264,7 @@ def _template(
         estimate_ms=parse_duration(estimate) if estimate is not None else 0,
         worker=_worker(worker),
         exclude=parse_nodes(exclude),
+        priority=priority,
         idempotent=idempotent,
         resumable=resumable,
         exclusive=exclusive,
@@ -471,6 +477,7 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
         ("grace", grace, "--grace" if spec.grace_ms else "default"),
         ("worker", spec.worker, "--worker" if spec.worker else ""),
         ("exclude", ", ".join(spec.exclude), "--exclude" if spec.exclude else ""),
+        ("priority", str(spec.priority), "--priority" if spec.priority else "default"),
         ("directory", spec.cwd, ""),
         ("estimate", *_estimate(view, specs[0])),
         ("deadline", deadline, "--deadline" if deadline else ""),
@@ -504,6 +511,7 @@ def _json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "time_limit_ms": spec.time_limit_ms or None,
         "pinned_to": spec.worker,
         "exclude": list(spec.exclude),
+        "priority": spec.priority,
         "key": spec.key,
         **times(deadline_at=spec.deadline_at or None, begin_at=spec.begin_at or None),
         "retries": spec.retries,

@@ -185,7 +185,12 @@ class _Answer:
             print(f"{head:<{_LABEL_CELLS}} {printable(clause)}")
 
     def _lines(self) -> list[tuple[str, list[str]]]:
-        lines = [("flow", [self._flow_line()]), ("after", self._after_lines())]
+        priority = f"{self._job.priority}, in its flow alone" if self._job.priority else ""
+        lines = [
+            ("flow", [self._flow_line()]),
+            ("priority", [priority]),
+            ("after", self._after_lines()),
+        ]
         if self._job.spec.begin_at:
             lines.append(("begin", [self._when(self._job.spec.begin_at)]))
         if self._account is not None:
@@ -246,14 +251,21 @@ class _Answer:
         ]
 
     def _ahead_lines(self, account: Account) -> list[str]:
-        flows = account.flows_ahead
-        lines = [f"{_count(account.earlier_jobs, 'job')} of its own flow"]
+        flows, earlier = account.flows_ahead, account.earlier_jobs
+        lines = [f"{_count(len(earlier), 'job')} of its own flow"]
+        lines += [f"  {self._earlier(each)}" for each in earlier[:SHOWN_MAX]]
+        unnamed = len(earlier) - SHOWN_MAX
+        lines.append(f"  and {_count(unnamed, 'job')} more" if unnamed > 0 else "")
         lines.append(f"{_count(len(flows), 'flow')} whose turn is before" if flows else "")
         lines += [
             f"  {flow}: tag {_tag(tag)}, {waiting} wait" for flow, tag, waiting in flows[:SHOWN_MAX]
         ]
         more = len(flows) - SHOWN_MAX
         return [*lines, f"  and {_count(more, 'flow')} more" if more > 0 else ""]
+
+    def _earlier(self, job_id: JobId) -> str:
+        job = self._state.jobs[job_id]
+        return f"{job_id} {job.spec.name}" + (f", priority {job.priority}" if job.priority else "")
 
     def _limit_line(self) -> str:
         found = self._limit()
@@ -365,6 +377,7 @@ class _Answer:
             "why": self.sentence(),
             "overdue": self._explainer.is_overdue(job),
             "flow": job.placed.flow,
+            "priority": job.priority,
             "after": texts_of(job.spec.after),
             "page": self._state.seq,
             **times(
@@ -413,7 +426,8 @@ class _Answer:
             "pool_slots": account.pool_slots,
             "fitting_slots": account.fitting_slots,
             "free_slots": account.free_slots,
-            "earlier_jobs": account.earlier_jobs,
+            "earlier_jobs": len(account.earlier_jobs),
+            "earlier": list(account.earlier_jobs),
             "flows_ahead": [
                 {"flow": flow, "tag": tag, "waiting": waiting}
                 for flow, tag, waiting in account.flows_ahead

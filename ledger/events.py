@@ -150,6 +150,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It enters no queue before."""
     exclude: tuple[NodeName, ...] = ()
     """Nodes on which it never runs."""
+    priority: int = 0
+    """Within its flow alone: those with more go before it."""
 
     @property
     def flow(self) -> FlowId:

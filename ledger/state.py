@@ -125,6 +125,8 @@ class Job(msgspec.Struct, kw_only=True):
     """When it last left that for its queue; 0: it never stood aside."""
     requeues: int = 0
     ended_at: int | None = None
+    tried_again: bool = False
+    """It had run and ended, and was put back behind all that waited."""
     conflicting_submits: int = 0
     """Submits under the same key with another body; they were rejected."""
 
@@ -136,6 +138,11 @@ class Job(msgspec.Struct, kw_only=True):
     def in_queue(self) -> bool:
         """Whether it stands in its flow's queue."""
         return self.state is JobState.PENDING and self.aside_since is None
+
+    @property
+    def priority(self) -> int:
+        """Within its flow; what failed before does not pass those that ask for nothing."""
+        return min(self.spec.priority, 0) if self.tried_again else self.spec.priority
 
     @property
     def queued_since(self) -> int:

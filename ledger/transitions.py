@@ -231,7 +231,7 @@ class Transitions:
         self.health.trust(job.spec)
         self.state.ended.remove(job.id)
         if job.last is not None:
-            job.last.retried = True
+            job.last.retried = job.tried_again = True
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.cancel, job.ended_at, job.requeues = None, None, 0
@@ -252,6 +252,7 @@ class Transitions:
         flow = self.flow_of(job).id
         self.state.retry_budgets[flow] = self.retry_budget(flow) - 1_000
         self.reopen(job, JobState.HELD)
+        job.tried_again = True
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.reason, job.wakes_at = reason, until

@@ -67,7 +67,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     served_slots: int
     """What its flow has now."""
     pool_slots: int
-    earlier_jobs: int
+    earlier_jobs: tuple[JobId, ...]
+    """Of its own flow, that go before it, in their order."""
     flows_ahead: tuple[Ahead, ...]
     fitting_slots: int
     """Serving slots of a kind that would do, each on a node that has enough of them."""
@@ -105,7 +106,7 @@ class Accounts:
             owed_slots=int(1_000 * pool_slots * self._share(flow)),
             served_slots=1_000 * sum(runs.slots for runs in running if runs.flow == flow.id),
             pool_slots=pool_slots,
-            earlier_jobs=jobs_ahead(state, job),
+            earlier_jobs=tuple(jobs_ahead(state, job)),
             flows_ahead=self._ahead(flow),
             fitting_slots=sum(len(bank.serving) for bank in banks),
             free_slots=sum(len(bank.free) for bank in banks),

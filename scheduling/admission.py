@@ -25,6 +25,8 @@ AFTER_MAX = 1_000
 EXCLUDE_MAX = 256
 """Nodes that one may exclude."""
 
+PRIORITY_MAX = 100
+
 RUN_MAX_MS = 3_650 * 86_400_000
 
 
@@ -122,6 +124,8 @@ def _malformed(spec: JobSpec) -> str:
     wrong = [rule for rule in spec.retry_on if not is_retry_rule(rule)]
     if wrong:
         return f"cannot retry on {wrong[0]!r}; one of {RETRY_WORDS}"
+    if abs(spec.priority) > PRIORITY_MAX:
+        return f"a priority is between -{PRIORITY_MAX} and {PRIORITY_MAX}, not {spec.priority}"
     if not all(map(NAME.fullmatch, spec.exclude)) or len(spec.exclude) > EXCLUDE_MAX:
         return f"it excludes what is no node, or more than {EXCLUDE_MAX} of them"
     return _malformed_after(spec)

@@ -127,8 +127,8 @@ class Explainer:
 def _places(projection: Projection) -> dict[JobId, int]:
     """How many jobs of its flow go before each waiting job.
 
-    Jobs pinned to one worker go in order of their names among themselves; all others in
-    order of arrival.
+    By priority; among equals those pinned to one worker go in order of their names, all others
+    in order of arrival.
     """
     queues: dict[tuple[FlowId, str], list[Waiting]] = {}
     for job in projection.state.jobs.values():
@@ -142,13 +142,15 @@ def _places(projection: Projection) -> dict[JobId, int]:
     }
 
 
-def jobs_ahead(state: State, job: Job) -> int:
-    """How many jobs of its flow go before one waiting job, as ``Explainer`` counts. O(jobs)."""
+def jobs_ahead(state: State, job: Job) -> list[JobId]:
+    """Which jobs of its flow go before one waiting job, as ``Explainer`` counts, in their order.
+
+    O(jobs).
+    """
     spec, place = job.placed, Waiting.of(job)
-    return sum(
-        1
+    places = (
+        Waiting.of(other)
         for other in state.jobs.values()
-        if other.in_queue
-        and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
-        and Waiting.of(other) < place
+        if other.in_queue and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
     )
+    return [other.job for other in sorted(other for other in places if other < place)]

@@ -331,6 +331,7 @@ def _spec(index: int, job: SimJob) -> e.JobSpec:
         gpu_memory_bytes=job.gpu_memory_bytes,
         worker=job.worker,
         exclude=job.exclude,
+        priority=job.priority,
         estimate_ms=job.estimate_ms,
         time_limit_ms=job.time_limit_ms,
     )
@@ -340,7 +341,7 @@ def _kind(spec: e.JobSpec) -> _Kind:
     """All of a job that ``scheduling.admission`` looks at."""
     longest_ms = max(spec.estimate_ms, spec.time_limit_ms)
     is_bounded = min(spec.estimate_ms, spec.time_limit_ms) >= 0 and longest_ms <= RUN_MAX_MS
-    sizes = (spec.slots, spec.gpu_memory_bytes, is_bounded)
+    sizes = (spec.priority, spec.slots, spec.gpu_memory_bytes, is_bounded)
     names = (spec.organization, spec.workload_class, spec.pool, spec.gpu_type, spec.worker)
     return *sizes, *names, *spec.exclude
 

@@ -117,6 +117,7 @@ def _job(story: _Story, finished: e.AttemptFinished) -> SimJob:
         gpu_memory_bytes=spec.gpu_memory_bytes,
         worker=spec.worker,
         exclude=spec.exclude,
+        priority=spec.priority,
         estimate_ms=spec.estimate_ms,
         time_limit_ms=spec.time_limit_ms,
         recorded_start_ms=finished.started_at,

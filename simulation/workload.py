@@ -45,6 +45,7 @@ class SimJob(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     """The worker to which it is pinned; empty: any."""
     exclude: tuple[NodeName, ...] = ()
+    priority: int = 0
     estimate_ms: int = 0
     """What it is charged at dispatch; 0: what gpuq expects of a job that says nothing."""
     time_limit_ms: int = 0

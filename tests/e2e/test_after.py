@@ -1,4 +1,4 @@
-"""Jobs that wait for others, on two nodes: who runs, who never does, and in which order."""
+"""Jobs that wait for others or their time, and that go by priority: who runs, in which order."""
 
 from __future__ import annotations
 
@@ -77,4 +77,27 @@ def test_a_job_does_not_begin_before_its_time(
     first = cluster.job(late).attempts[0]
     assert first.started_at is not None
     assert first.started_at >= cluster.job(late).spec.begin_at > 0
+    cluster.verified()
+
+
+def test_jobs_of_one_flow_run_by_their_priority(
+    folder_place: Place, folder: Path, start_cluster: StartCluster
+) -> None:
+    """One slot, which another job has until all three wait."""
+    cluster = start_cluster(folder, folder_place, time_scale=TIME_SCALE)
+    cluster.init()
+    cluster.serve("n1", 1)
+    cluster.script("busy.sh", cluster.gate("go"))
+    (busy,) = cluster.submit("busy.sh")
+    cluster.wait_for_begin("busy.sh")
+    jobs = []
+    for priority in ("-5", "0", "50"):
+        cluster.script(f"p{priority}.sh")
+        jobs += cluster.submit("--priority", priority, f"p{priority}.sh")
+    cluster.wait_for_state(jobs[2], JobState.PENDING)
+    assert "2 before it in" in cluster.gpuq("why", jobs[0])
+    cluster.open_gate("go")
+    cluster.wait_for_end(busy, *jobs)
+    assert began_after(cluster, "p-5.sh", "p0.sh")
+    assert began_after(cluster, "p0.sh", "p50.sh")
     cluster.verified()

@@ -38,6 +38,7 @@ class History:
             check_no_slot_is_left_idle(state, pool)
         check_blocked_flows(state)
         self._check_limits(state)
+        self._check_own_order(state)
 
     def _check_virtual_time(self, state: State) -> None:
         for name, clock in state.pools.items():
@@ -60,6 +61,22 @@ class History:
             else:
                 self._final.pop(job, None)
         assert sorted(state.ended) == sorted(j.id for j in state.jobs.values() if j.state.ended)
+
+    def _check_own_order(self, state: State) -> None:
+        """In a flow nothing starts before what needs the same and has more priority, or came first.
+
+        But for the one for which slots were kept.
+        """
+        kept: set[JobId] = set()
+        for decision in self.world.pages[-1].decisions:
+            if isinstance(decision, e.ReservationEnded):
+                kept.add(decision.job)
+            if not isinstance(decision, e.AttemptAssigned) or decision.job in kept:
+                continue
+            job = state.jobs[decision.job]
+            for other in state.jobs.values():
+                if other.in_queue and needs(other) == needs(job):
+                    assert (other.priority, -other.arrival) < (job.priority, -job.arrival)
 
     def _check_mailboxes(self, state: State) -> None:
         """Numbers are dense, and every message that may be unread is kept."""
@@ -98,6 +115,16 @@ class History:
             if attempt.phase is Phase.REVOKING
         ]
         assert Counter(state.revoking) == Counter(revoking)
+
+
+def needs(job: Job) -> tuple[object, ...]:
+    """Jobs of which this is the same compete for the same slots in the same flow."""
+    spec = job.placed
+    name = spec.name if spec.worker else ""
+    return (
+        spec.flow, spec.slots, spec.gpu_type, spec.gpu_memory_bytes, spec.worker, name,
+        set(spec.exclude),
+    )  # fmt: skip
 
 
 def check_standing(job: Job) -> None:
@@ -215,7 +242,8 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
 def is_first_by_name(state: State, job: Job) -> bool:
     """Whether no job of its flow that is pinned to the same worker goes before it."""
     return not job.placed.worker or not any(
-        (other.spec.name, other.arrival) < (job.spec.name, job.arrival)
+        (-other.priority, other.spec.name, other.arrival)
+        < (-job.priority, job.spec.name, job.arrival)
         for other in state.jobs.values()
         if other.in_queue
         and (other.placed.worker, other.placed.flow) == (job.placed.worker, job.placed.flow)

@@ -170,6 +170,7 @@ class Histories(RuleBasedStateMachine):
         worker=st.sampled_from(["", "", "", "n1-gpu0", "n2-gpu1"]),
         gpu_type=st.sampled_from(["", "", "", "H100"]),
         exclude=st.sampled_from([(), (), ("n1",), ("n2", "n9"), ("n3", "n1")]),
+        priority=st.sampled_from([0, 0, 0, 5, -100, 100]),
         estimate_ms=st.integers(0, 4_000),
         time_limit_ms=st.sampled_from([0, 500, 3_000]),
         idempotent=st.booleans(),

@@ -470,6 +470,16 @@ def test_the_age_at_which_waiting_jobs_expire_counts_from_the_entry() -> None:
     assert world.job(second).state is JobState.EXPIRED
 
 
+def test_what_stands_aside_counts_for_the_length_of_a_queue() -> None:
+    """Else anybody could have any number of jobs stand ready behind one that he holds."""
+    limits = Limits(queue_length=2)
+    world = world_of_one_node(1, Policy(organizations={"a": Organization(limits=limits)}))
+    first = running_job(world)
+    jobs = [world.submit(after=after(first)) for _ in range(3)]
+    world.turn()
+    assert [world.job(job).state for job in jobs] == [PENDING, PENDING, JobState.REJECTED]
+
+
 def test_an_overdue_job_is_one_that_waits_too_long_in_its_queue() -> None:
     policy = Policy(classes={"batch": WorkloadClass(wait_target_ms=10_000)})
     world = world_of_one_node(1, policy)

@@ -10,15 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 
+from gpuq.after import parse_after
 from gpuq.options import Choices, Kind, Option
 from gpuq.parse import (
     LeadSignal,
+    parse_begin,
     parse_count,
     parse_deadline,
     parse_duration,
     parse_gpus,
     parse_grace,
+    parse_nodes,
     parse_secret,
     parse_signal,
     parse_size,
@@ -26,7 +30,8 @@ from gpuq.parse import (
 )
 from gpuq.render import long_duration, printable, size
 from ledger.errors import RequestError
-from ledger.names import WORKER, check_name
+from ledger.names import WORKER, NodeName, check_name
+from scheduling.admission import PRIORITY_MAX
 from scheduling.retries import RETRY_WORDS, is_retry_rule
 
 RETRIES_MAX = 100
@@ -59,6 +64,28 @@ def _read_folder(text: str) -> str:
             f"--snapshot {printable(text)}: no such folder; name one: --snapshot . SCRIPT"
         )
     return _read_directory(text)
+
+
+def _read_nodes(text: str) -> tuple[NodeName, ...]:
+    return parse_nodes([text])
+
+
+def _read_after(text: str) -> str:
+    """As it was typed: which jobs are meant is asked of the ledger."""
+    for _ in parse_after([text]):
+        pass
+    return text
+
+
+def _read_priority(text: str) -> int:
+    """Raises RequestError for what is no number from -100 to 100."""
+    try:
+        priority = int(text)
+    except ValueError:
+        priority = PRIORITY_MAX + 1
+    if abs(priority) > PRIORITY_MAX:
+        raise RequestError(f"{text!r} is no priority: say -{PRIORITY_MAX} to {PRIORITY_MAX}")
+    return priority
 
 
 def _read_retry_rules(text: str) -> tuple[str, ...]:
@@ -115,6 +142,14 @@ WORKER_PIN = Option(
     flags=("--worker",), help="Only there, such as node1-gpu0.", read=_read_worker, default="",
     fields=("worker",),
 )  # fmt: skip
+EXCLUDE: Option[tuple[tuple[NodeName, ...], ...]] = Option(
+    flags=("--exclude", "-x"), help="Nodes on which it never runs.", kind=Kind.LIST,
+    read=_read_nodes, default=(), show=lambda lists: ", ".join(chain.from_iterable(lists)),
+)  # fmt: skip
+PRIORITY = Option(
+    flags=("--priority",), help="In one's own flow only, -100 to 100.", read=_read_priority,
+    default=0, fields=("priority",),
+)  # fmt: skip
 KEY = Option(flags=("--key",), help="The same key is the same job.", default="", fields=("key",))
 CHDIR = Option(
     flags=("--chdir", "-D"), help="Directory; else the current one.", read=_read_directory,
@@ -160,6 +195,14 @@ DEADLINE = Option(
     flags=("--deadline",), help="No use after: 2h from now, or 2026-12-01T18:00.", default=0,
     fields=("deadline_at",), at_submit=parse_deadline, show=_show_moment,
 )  # fmt: skip
+AFTER: Option[tuple[str, ...]] = Option(
+    flags=("--after", "--dependency", "-d"), help="Jobs that must end first: ID, ...",
+    kind=Kind.LIST, read=_read_after, default=(), show=", ".join,
+)  # fmt: skip
+BEGIN = Option(
+    flags=("--begin",), help="Not before: 2h from now, or 2026-12-01T18:00.", default=0,
+    fields=("begin_at",), at_submit=parse_begin, show=_show_moment,
+)  # fmt: skip
 RETRIES = Option(
     flags=("--retries",), help="Further attempts after a failure.", read=_read_retries, default=0,
     fields=("retries",),
@@ -182,9 +225,10 @@ MAX_OUTPUT_TOKENS = Option(
 )  # fmt: skip
 
 JOB_OPTIONS = (
-    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN, KEY, CHDIR,
-    SNAPSHOT, ENV, SECRET, HOLD, IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE,
-    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
+    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN,
+    EXCLUDE, PRIORITY, KEY, CHDIR, SNAPSHOT, ENV, SECRET, HOLD, IDEMPOTENT, RESUMABLE,
+    EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, BEGIN, RETRIES, RETRY_ON,
+    REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
 )  # fmt: skip
 
 

@@ -7,11 +7,13 @@ shows the forms; nothing is guessed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
 from ledger.errors import RequestError
 from ledger.events import LEAD_SIGNALS
+from ledger.names import NodeName, check_name
 from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from ledger.variables import is_reserved, is_variable, looks_secret
 from scheduling.duration import DURATION_MAX_MS, parse_units
@@ -74,17 +76,31 @@ def parse_deadline(text: str, now_ms: int) -> int:
 
     Raises RequestError on anything else, and on what has passed.
     """
+    return _moment_ahead(text, now_ms, "deadline", _duration_ms)
+
+
+def parse_begin(text: str, now_ms: int) -> int:
+    """The same of a time before which a job does not begin.
+
+    A duration needs its unit: ``16:00`` is a time of day for Slurm, and 16 minutes here.
+    """
+    return _moment_ahead(text, now_ms, "begin", parse_units)
+
+
+def _moment_ahead(
+    text: str, now_ms: int, what: str, read_duration: Callable[[str], int | None]
+) -> int:
     try:
         at_ms = int(datetime.fromisoformat(text.strip()).timestamp() * 1_000)
     except (ValueError, OverflowError):
-        duration_ms = _duration_ms(text.strip().lower())
+        duration_ms = read_duration(text.strip().lower())
         if duration_ms is None:
             raise RequestError(
-                f"{text!r} is no deadline: say 2h (from now), or a time such as 2026-12-01T18:00"
+                f"{text!r} is no {what}: say 2h (from now), or a time such as 2026-12-01T18:00"
             ) from None
         at_ms = now_ms + duration_ms
     if not now_ms < at_ms <= now_ms + DURATION_MAX_MS:
-        raise RequestError(f"the deadline {text!r} has passed, or lies beyond ten years")
+        raise RequestError(f"the {what} {text!r} has passed, or lies beyond ten years")
     return at_ms
 
 
@@ -140,6 +156,12 @@ def parse_gpus(text: str) -> Gpus:
     if not 1 <= slots <= SLOTS_MAX:
         raise RequestError(f"{text!r}: a job takes 1 to {SLOTS_MAX} slots of one node")
     return Gpus(slots, (match[1] or "").lower())
+
+
+def parse_nodes(texts: Iterable[str]) -> tuple[NodeName, ...]:
+    """Names of nodes with commas, sorted, each once. Raises RequestError on anything else."""
+    names = {name.strip() for text in texts for name in text.split(",")}
+    return tuple(NodeName(check_name("node", name)) for name in sorted(names))
 
 
 def parse_signal(text: str) -> LeadSignal:

@@ -20,12 +20,16 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
+from gpuq.after import dependencies
 from gpuq.client import Client, connect, invocation_of, open_client, settings_of
 from gpuq.config import Setting, StoreFlags
 from gpuq.directives import said_by_script
 from gpuq.joboptions import (
+    AFTER,
+    BEGIN,
     CHDIR,
     CLASS,
+    EXCLUDE,
     JOB_OPTIONS,
     KEY,
     NAME,
@@ -238,6 +242,8 @@ def _wish(
     cwd = choices[CHDIR] or _current_directory()
     packed = packing.pack(choices[SNAPSHOT], cwd) if choices[SNAPSHOT] else None
     typed = JobSpec(
+        exclude=tuple(sorted({node for nodes in choices[EXCLUDE] for node in nodes})),
+        after=dependencies(client, view, choices[AFTER]),
         **choices.fields(client.store.clock_ms()),
         id=job,
         name=choices[NAME] or body.name,
@@ -251,6 +257,8 @@ def _wish(
         snapshot=packed.spec if packed is not None else None,
         env=variables_of(choices, environ),
     )
+    if 0 < typed.deadline_at <= typed.begin_at:
+        raise RequestError(f"{BEGIN.flags[0]} is not before its deadline")
     _refuse_unsendable(typed)
     spec, blobs = _with_blobs(typed, body)
     return Wish(

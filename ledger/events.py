@@ -96,6 +96,21 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It differs from ``commit``."""
 
 
+ENDS = ("ok", "notok", "any")
+"""How a job may be waited for to end: COMPLETED, otherwise, in whatever way."""
+
+
+class Dependency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another job, of which the end is waited for."""
+
+    job: JobId
+    end: str = "ok"
+    """One of ``ENDS``."""
+
+    def __str__(self) -> str:
+        return f"after{self.end}:{self.job}"
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a user asked for. Empty strings and zeros mean "not asked for"."""
 
@@ -150,6 +165,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names of variables whose values the node holds; no value stands in a ledger."""
     snapshot: Snapshot | None = None
     """None: it runs in ``cwd`` as that is on the node."""
+    after: tuple[Dependency, ...] = ()
+    """It enters no queue before all of these have ended so."""
+    begin_at: int = 0
+    """It enters no queue before."""
+    exclude: tuple[NodeName, ...] = ()
+    """Nodes on which it never runs."""
+    priority: int = 0
+    """Within its flow alone: those with more go before it."""
 
     @property
     def flow(self) -> FlowId:

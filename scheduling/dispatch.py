@@ -39,8 +39,8 @@ class Dispatch:
         self._changed_flows: dict[FlowId, None] = {}
         self._served: dict[tuple[str, Shape], bool] = {}
         self._limited: dict[str, set[FlowId]] = {}
-        """By whose limit holds them."""
-        self._held: dict[FlowId, str] = {}
+        """Flows that a limit holds, by each scope whose limit may be the one."""
+        self._held: set[FlowId] = set()
         self._serving: dict[str, int] = {}
         for flow in projection.state.flows:
             self.flow_changed(flow)
@@ -48,17 +48,19 @@ class Dispatch:
     def flow_changed(self, flow_id: FlowId) -> None:
         """The flow's queue, tags or limit changed: why it waits is looked at again."""
         self._changed_flows[flow_id] = None
-        before, now = self._held.pop(flow_id, ""), self._state.flows[flow_id].limit
-        if before:
-            self._limited[before].discard(flow_id)
-            if not self._limited[before]:
-                del self._limited[before]
-        if now:
-            self._held[flow_id] = now
-            self._limited.setdefault(now, set()).add(flow_id)
+        is_held = bool(self._state.flows[flow_id].limit)
+        if is_held == (flow_id in self._held):
+            return
+        (self._held.add if is_held else self._held.discard)(flow_id)
+        for scope in self._headroom.scopes_of(flow_id):
+            flows = self._limited.setdefault(str(scope), set())
+            (flows.add if is_held else flows.discard)(flow_id)
 
     def limit_eased(self, limit: str) -> set[str]:
-        """There may be room again: the flows that it holds are looked at; their pools."""
+        """There may be room again: the flows that it may hold are looked at; their pools.
+
+        Several limits can hold a flow, each another of its jobs; it is told of one.
+        """
         flows = sorted(self._limited.get(limit, ()))
         self._changed_flows.update(dict.fromkeys(flows))
         return {self._state.flows[flow].pool for flow in flows}

@@ -62,11 +62,13 @@ class Explainer:
         ahead = self._places.get(job.id, 0)
         flow = self._state.flows[spec.flow]
         before = f"{ahead} before it in {spec.organization}/{spec.workload_class}" if ahead else ""
+        hold = self._headroom.hold(job)
         if flow.limit:
-            return "; ".join(part for part in (before, flow.blocked) if part)
+            # Several limits may hold it; that of which the flow was told may have room by now.
+            held = flow.blocked if hold is None else hold.reason
+            return "; ".join(part for part in (before, held) if part)
         if before:
             return before
-        hold = self._headroom.hold(job)
         if hold is not None:
             return f"next of its flow; {hold.reason}"
         if self._fleet.find(spec.pool, shape, lambda bank: True) is not None:

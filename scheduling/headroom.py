@@ -69,17 +69,18 @@ class Headroom:
             return []
         if now is not None and now.flow == before.flow and now.slots >= before.slots:
             return []
-        return [str(scope) for scope in self._scopes_of(before.flow)]
+        return [str(scope) for scope in self.scopes_of(before.flow)]
 
     def _add(self, counted: _Counted, sign: int) -> None:
-        for scope in self._scopes_of(counted.flow):
+        for scope in self.scopes_of(counted.flow):
             if counted.slots:
                 self._slots[scope] += sign * counted.slots
             if counted.waiting:
                 self._waiting[scope] += sign * counted.waiting
         self._in_flight[flow_parts(counted.flow)[2]] += sign * counted.attempts
 
-    def _scopes_of(self, flow: FlowId) -> tuple[Scope, ...]:
+    def scopes_of(self, flow: FlowId) -> tuple[Scope, ...]:
+        """All that counts the jobs of the flow, whether or not it has a limit."""
         scopes = self._scopes.get(flow)
         if scopes is None:
             scopes = self._scopes[flow] = _scopes(flow)

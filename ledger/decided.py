@@ -63,7 +63,9 @@ class Decided(Transitions):
                 flow = self.state.flows[decision.flow]
                 self.fair.block(flow, decision.reason, decision.limit)
             case e.FlowFreed():
-                self.fair.free(self.state.flows[decision.flow], decision.credit)
+                flow = self.state.flows[decision.flow]
+                divided = self.state.policy.pool(flow.pool).is_divided
+                self.fair.free(flow, decision.credit, divided=divided)
             case e.OverrunCharged():
                 self._overrun(decision)
             case e.JobHeld():

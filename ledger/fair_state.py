@@ -93,8 +93,8 @@ class FairState:
         self.touched: dict[FlowId, None] = {}
         self._siblings: dict[tuple[str, str], dict[str, Flow]] = {}
         self._ahead: dict[str, dict[FlowId, None]] = {}
-        self._backlog: dict[str, SortedList[tuple[int, FlowId]]] = {}
-        """By pool: start tags of the flows that wait and can be served."""
+        self._backlog: dict[tuple[str, str], SortedList[tuple[int, FlowId]]] = {}
+        """By pool, and by pool and class: start tags of the flows that wait and can be served."""
         self._backlogged: dict[FlowId, int] = {}
         self._digest = 0
         self._digests: dict[str, int] = {}
@@ -135,15 +135,15 @@ class FairState:
         start = flow.start_tag
         return Tags(start, start + charge(cost_ms, weight), weight)
 
-    def join(self, flow: Flow, *, resumed: bool = False) -> None:
-        """A job enters the flow's waiting queue.
+    def join(self, flow: Flow, *, divided: bool = False, resumed: bool = False) -> None:
+        """A job enters the flow's waiting queue; ``divided``: see ``_level``.
 
         ``resumed``: its attempt was taken back before it ran, so it counts as having waited
         all along, and a queue that was empty meanwhile was none.
         """
         was_active = flow.active
         if flow.waiting == 0 and not resumed:
-            flow.since = self._level(flow.pool)
+            flow.since = self._level(flow, divided=divided)
         flow.waiting += 1
         self.pool(flow.pool).waiting += 1
         self._changed(flow, was_active=was_active)
@@ -190,37 +190,43 @@ class FairState:
         self._rank(flow)
         self._touch(flow)
 
-    def free(self, flow: Flow, credit: int) -> None:
+    def free(self, flow: Flow, credit: int, *, divided: bool = False) -> None:
         """The flow can be served again: the time in which it could not earned nothing.
 
         One that its own limit held may be ``credit`` behind (the charge of its next job): a
         flow that always runs at its limit would else get less than the limit allows.
         """
-        level = self._level(flow.pool) - (credit if flow.limit else 0)
+        level = self._level(flow, divided=divided) - (credit if flow.limit else 0)
         flow.blocked = flow.limit = ""
         flow.since = max(flow.since, level)
         self._rank(flow)
         self._touch(flow)
 
-    def _level(self, pool: str) -> int:
+    def _level(self, flow: Flow, *, divided: bool) -> int:
         """The tag of one that comes now: V, or the smallest start tag of those who wait.
+
+        In a pool that is ``divided`` among classes only those of its class count: what a class
+        is owed lets the tags of another run ahead, or stay behind, for as long as it lasts.
 
         Without refunds V is never ahead of all who wait. A refund of what was estimated far
         too high leaves V ahead of them, and a newcomer at V would wait until they had used
         up the whole estimate. O(log flows).
         """
-        waiting = self._backlog.get(pool)
-        level = self.pool(pool).virtual_time
+        waiting = self._backlog.get((flow.pool, flow.workload_class if divided else ""))
+        level = self.pool(flow.pool).virtual_time
         return min(level, waiting[0][0]) if waiting else level
 
     def _rank(self, flow: Flow) -> None:
-        waiting = self._backlog.setdefault(flow.pool, SortedList())
         before = self._backlogged.pop(flow.id, None)
-        if before is not None:
-            waiting.remove((before, flow.id))
-        if flow.waiting and not flow.blocked:
+        waits = flow.waiting and not flow.blocked
+        if waits:
             self._backlogged[flow.id] = flow.start_tag
-            waiting.add((flow.start_tag, flow.id))
+        for of_class in ("", flow.workload_class):
+            waiting = self._backlog.setdefault((flow.pool, of_class), SortedList())
+            if before is not None:
+                waiting.remove((before, flow.id))
+            if waits:
+                waiting.add((flow.start_tag, flow.id))
 
     def touch_all(self) -> None:
         """Every order may have changed (a new policy). O(flows)."""

@@ -120,6 +120,17 @@ class RetryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Further attempts that a flow may have, of its first ones."""
 
 
+class ClassSlots(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a class has of the slots of one pool; 0: nothing is said."""
+
+    min: int = 0
+    """Kept for it, also while it is idle: what is lent could not be taken back."""
+    nominal: int = 0
+    """Owed while others want them too, lent while it leaves them idle."""
+    max: int = 0
+    """Never more, however idle the pool is."""
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who serves a pool, and in which order it serves its flows."""
 
@@ -130,12 +141,19 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``organization``: its classes divide its share; ``flow``: each flow has its own."""
     class_weights: dict[str, int] = {}
     """In thousandths; of a class that is not named the policy's."""
+    class_slots: dict[str, ClassSlots] = {}
+    """By class."""
     queue_age_ms: dict[str, int] = {}
     """By class; as ``Limits.queue_age_ms``."""
     limits: Limits = Limits()
     api: ApiLimits | None = None
     """Of a pool that stands for an external service."""
     retry: RetryRule = RetryRule()
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a class is owed slots: the tags of its flows then say nothing to others."""
+        return any(slots.nominal for slots in self.class_slots.values())
 
     def lists(self, worker: str) -> bool:
         """Whether the roster names this worker, or its node."""

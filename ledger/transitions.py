@@ -119,8 +119,12 @@ class Transitions:
         """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""
         job.state = JobState.PENDING
         job.reason, job.wakes_at = "", 0
-        self.fair.join(self.flow_of(job), resumed=resumed)
+        self._join(job, resumed=resumed)
         self.touch(job)
+
+    def _join(self, job: Job, *, resumed: bool = False) -> None:
+        divided = self.state.policy.pool(job.placed.pool).is_divided
+        self.fair.join(self.flow_of(job), divided=divided, resumed=resumed)
 
     def unqueue(self, job: Job, state: JobState) -> None:
         """Take a queued job out, into ``state``."""
@@ -198,7 +202,7 @@ class Transitions:
         if job.state is JobState.PENDING and place.pool != job.placed.pool:
             self.fair.leave(self.flow_of(job))
             job.moved = place
-            self.fair.join(self.flow_of(job))
+            self._join(job)
         elif job.state.queued or self._is_assigned_to(job, place):
             job.moved, job.moving = place, None
         elif job.state is JobState.ASSIGNED:
@@ -225,7 +229,7 @@ class Transitions:
         if job.state is JobState.PENDING:
             self.fair.leave(self.flow_of(job))
             job.standing = standing
-            self.fair.join(self.flow_of(job))
+            self._join(job)
         else:
             job.standing = standing
         self.touch(job)

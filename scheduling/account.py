@@ -160,6 +160,7 @@ class Accounts:
             job=head.id,
             arrival=head.arrival,
             cost_ms=self._projection.estimated_cost(head.placed),
+            borrows=self._headroom.shares.borrows(flow.pool, flow.workload_class),
         )
 
     # -- when it may start

@@ -97,6 +97,10 @@ def pool_terms(pool: Pool) -> Iterator[str]:
     """What holds for everybody in a pool."""
     yield f"served by {pool.discipline}"
     yield from _limits(pool.limits)
+    for title, own in pool.class_slots.items():
+        parts = ((own.min, "kept"), (own.nominal, "owed"), (own.max, "at most"))
+        slots = ", ".join(f"{word} {slots}" for slots, word in parts if slots)
+        yield f"slots of class {title}: {slots}"
     for title, age_ms in pool.queue_age_ms.items():
         yield f"no {title} job waits longer than {age_ms // 1000} s"
     api = pool.api

@@ -18,7 +18,8 @@ from ledger.fair_state import Flow, charge
 from ledger.names import FlowId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Reservation
-from scheduling.headroom import Headroom, Hold
+from scheduling.headroom import Headroom
+from scheduling.hold import Hold
 from scheduling.placement import Bank, Fleet, Shape
 from scheduling.queues import Queues
 
@@ -41,7 +42,7 @@ class Dispatch:
         self._limited: dict[str, set[FlowId]] = {}
         """Flows that a limit holds, by each scope whose limit may be the one."""
         self._held: set[FlowId] = set()
-        self._serving: dict[str, int] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
         for flow in projection.state.flows:
             self.flow_changed(flow)
 
@@ -66,11 +67,15 @@ class Dispatch:
         return {self._state.flows[flow].pool for flow in flows}
 
     def pool_changed(self, pool: str) -> None:
-        """Other slots may serve it: limits that are a share of them hold less, or more."""
-        serving = self._fleet.serving(pool)
-        if self._serving.get(pool) == serving:
-            return
-        self._serving[pool] = serving
+        """Other slots may serve it, or be free: shares of them, and what is kept of them."""
+        free = self._fleet.free(pool) if self._headroom.shares.keeps_any(pool) else 0
+        sizes = (self._fleet.serving(pool), free)
+        if self._sizes.get(pool) != sizes:
+            self._sizes[pool] = sizes
+            self.look_at_held(pool)
+
+    def look_at_held(self, pool: str) -> None:
+        """There may be room again for the flows of the pool that a limit holds."""
         for flow in self._held:
             if self._state.flows[flow].pool == pool:
                 self._changed_flows[flow] = None
@@ -115,7 +120,7 @@ class Dispatch:
         slots = self._fleet.find(pool, shape, lambda bank: bank.key.node == node)
         if slots is None:
             slots = self._fleet.find(pool, shape, lambda bank: True)
-        if slots is not None and self._headroom.hold(job) is None:
+        if slots is not None and self._may_take(job):
             emit(e.ReservationEnded(job=job.id, pool=pool))
             self._assign(job, slots, emit, backfill=False)
             return True
@@ -132,11 +137,15 @@ class Dispatch:
         if job is None or self._headroom.hold(job) is not None:
             return False
         slots = placed[Shape.of(job.placed)]
-        if slots is not None:
+        if slots is not None and self._may_take(job):
             self._assign(job, slots, emit, backfill=False)
         else:
             emit(self._reserve(pool, job, at))
         return True
+
+    def _may_take(self, job: Job) -> bool:
+        """Whether neither a limit nor what is kept for other classes stands in its way."""
+        return self._headroom.hold(job) is None and self._headroom.shares.kept(job) is None
 
     def _next(
         self,
@@ -184,11 +193,15 @@ class Dispatch:
             return bank not in kept
 
         def harmless(job: Job) -> bool:
+            if self._headroom.shares.kept(job) is not None:
+                return False
             limit_ms = job.spec.time_limit_ms
             ends_before = 0 < limit_ms <= reservation.start_at - at
             return (
                 ends_before
                 or job.spec.slots <= beside
+                # The reserved job cannot have these slots, wherever they are.
+                or self._headroom.shares.is_within_min(job)
                 or self._fleet.find(pool, Shape.of(job.placed), elsewhere) is not None
             )
 

@@ -72,11 +72,15 @@ class Explainer:
         if hold is not None:
             return f"next of its flow; {hold.reason}"
         if self._fleet.find(spec.pool, shape, lambda bank: True) is not None:
-            return "next of its flow; starts when its flow's turn comes"
+            lent = self._headroom.shares.lent(job)
+            turn = "next of its flow; starts when its flow's turn comes"
+            return f"{turn}: {lent}" if lent else turn
         if spec.worker:
             return self._pinned(self._state.workers[WorkerName(spec.worker)])
         slots = "a slot" if spec.slots == 1 else f"{spec.slots} slots of one node"
-        return f"next of its flow; {slots} must become free"
+        needs = f"next of its flow; {slots} must become free"
+        lent = self._headroom.shares.lent(job)
+        return f"{needs}; {lent}" if lent else needs
 
     def _unserved(self, job: Job) -> str:
         """What no serving slot offers now."""

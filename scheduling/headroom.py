@@ -17,16 +17,9 @@ from ledger.projection import Projection
 from ledger.rates import Window
 from ledger.state import Job, Phase
 from ledger.transitions import tokens_of
+from scheduling.class_shares import ClassShares
+from scheduling.hold import Hold
 from scheduling.placement import Fleet
-
-
-class Hold(NamedTuple):
-    """A full limit: whose it is, and the numbers."""
-
-    limit: str
-    reason: str
-    of_pool: bool
-    """It holds everybody in the pool alike."""
 
 
 class _Counted(NamedTuple):
@@ -53,6 +46,7 @@ class Headroom:
         self._policy = projection.state.policy
         self._limits: dict[FlowId, list[tuple[Scope, Limits]]] = {}
         """By flow, those of this policy that count what runs."""
+        self.shares = ClassShares(projection.state, fleet, self._slots.__getitem__)
         for job in projection.state.jobs.values():
             self.update(job)
 
@@ -78,6 +72,8 @@ class Headroom:
             if counted.waiting:
                 self._waiting[scope] += sign * counted.waiting
         self._in_flight[flow_parts(counted.flow)[2]] += sign * counted.attempts
+        if counted.slots:
+            self.shares.note(counted.flow)
 
     def scopes_of(self, flow: FlowId) -> tuple[Scope, ...]:
         """All that counts the jobs of the flow, whether or not it has a limit."""
@@ -105,6 +101,9 @@ class Headroom:
 
     def hold(self, job: Job) -> Hold | None:
         """The first full limit that keeps the job from starting; its own before its pool's."""
+        held = self.shares.hold(job)
+        if held is not None:
+            return held
         spec = job.placed
         for scope, limits in self._limits_of(spec.flow):
             held = self._held_by(scope, limits, spec.pool, spec.slots)

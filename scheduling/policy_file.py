@@ -19,6 +19,7 @@ from ledger.policy import (
     SHARES,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
     Organization,
@@ -234,6 +235,7 @@ def _pool(table: Table, *, is_provider: bool = False) -> Pool:
         discipline=order.get("wfq", _discipline, "discipline", "algorithm"),
         share=order.get("organization", _share, "share", "flow"),
         class_weights=order.get({}, _class_weights, "weights"),
+        class_slots=table.get({}, _class_slots, "class_slots"),
         queue_age_ms=_queue_ages(order),
         limits=limits,
         api=ApiLimits() if api is None and is_provider else api,
@@ -241,6 +243,12 @@ def _pool(table: Table, *, is_provider: bool = False) -> Pool:
     )
     order.close()
     table.close()
+    if pool.discipline == "fifo" and any(
+        own.min or own.nominal for own in pool.class_slots.values()
+    ):
+        raise table.at("class_slots").clash(
+            "only 'max' in it, or another discipline: fifo asks for nothing but arrival"
+        )
     return pool
 
 
@@ -259,6 +267,26 @@ def _share(value: Value) -> str:
 
 def _class_weights(value: Value) -> dict[str, int]:
     return {name: each.weight() for name, each in value.table().named(CLASSES)}
+
+
+def _class_slots(value: Value) -> dict[str, ClassSlots]:
+    return {name: _slots_of_class(each) for name, each in value.table().named(CLASSES)}
+
+
+def _slots_of_class(value: Value) -> ClassSlots:
+    table = value.table()
+    read = ClassSlots(
+        min=table.get(0, Value.count, "min"),
+        nominal=table.get(0, Value.count, "nominal"),
+        max=table.get(0, Value.count, "max"),
+    )
+    table.close()
+    said = [slots for slots in (read.min, read.nominal, read.max) if slots]
+    if not said:
+        raise value.clash("at least one of min, nominal, max")
+    if said != sorted(said):
+        raise value.clash("min, nominal and max in this order of size")
+    return read
 
 
 def _queue_ages(order: Table) -> dict[str, int]:

@@ -13,6 +13,7 @@ from ledger.policy import (
     WEIGHT_ONE,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
     Organization,
@@ -117,6 +118,9 @@ def _pool(pool: Pool) -> Fields:
     if pool.class_weights:
         weights = {name: weight_text(weight) for name, weight in pool.class_weights.items()}
         fields["weights"] = _inline(weights)
+    if pool.class_slots:
+        slots = {name: _inline(_class_slots(own)) for name, own in pool.class_slots.items()}
+        fields["class_slots"] = _inline(slots)
     if pool.queue_age_ms:
         ages = {name: _duration(age_ms) for name, age_ms in pool.queue_age_ms.items()}
         fields["queue_age"] = _inline(ages)
@@ -136,6 +140,11 @@ def _api(api: ApiLimits) -> Fields:
         for key in api.__struct_fields__
         if getattr(api, key) != getattr(default, key)
     }
+
+
+def _class_slots(own: ClassSlots) -> Fields:
+    """Its fields are called as in a file."""
+    return {key: str(getattr(own, key)) for key in own.__struct_fields__ if getattr(own, key)}
 
 
 def _retry(rule: RetryRule) -> Fields:

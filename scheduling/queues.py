@@ -18,6 +18,7 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId
 from ledger.projection import Projection
 from ledger.state import Job
+from scheduling.class_shares import ClassShares
 from scheduling.disciplines import Rank, rank
 from scheduling.placement import Shape
 
@@ -37,8 +38,9 @@ class Waiting(NamedTuple):
 class Queues:
     """``update``, ``rank_again`` and one step of ``best`` are O(shapes * log n)."""
 
-    def __init__(self, projection: Projection) -> None:
+    def __init__(self, projection: Projection, shares: ClassShares) -> None:
         self._projection = projection
+        self._shares = shares
         self._flows: dict[FlowId, dict[Shape, SortedList[Waiting]]] = {}
         self._pools: dict[str, dict[Shape, SortedList[Rank]]] = {}
         self._ranks: dict[tuple[FlowId, Shape], Rank] = {}
@@ -104,6 +106,7 @@ class Queues:
             job=job_id,
             arrival=job.arrival,
             cost_ms=projection.estimated_cost(job.placed),
+            borrows=self._shares.borrows(flow.pool, flow.workload_class),
         )
 
     def shapes(self, pool: str) -> list[Shape]:
@@ -118,6 +121,14 @@ class Queues:
         jobs = self._projection.state.jobs
         first = [jobs[queue[0].job] for queue in self._flows.get(flow, {}).values()]
         return sorted(first, key=lambda job: (job.arrival, job.id))
+
+    def flows_of(self, pool: str, workload_class: str) -> dict[FlowId, None]:
+        """The flows of the class that have a place in the pool's order."""
+        flows = self._projection.state.flows
+        ranked = (rank for ranks in self._pools.get(pool, {}).values() for rank in ranks)
+        return {
+            rank.flow: None for rank in ranked if flows[rank.flow].workload_class == workload_class
+        }
 
     def flows_with(self, pool: str, shape: Shape) -> Iterator[FlowId]:
         for ranked in self._pools.get(pool, {}).get(shape, ()):

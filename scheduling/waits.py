@@ -18,6 +18,7 @@ from ledger import events as e
 from ledger.events import JobState
 from ledger.names import FlowId, JobId
 from ledger.state import Job
+from scheduling.class_shares import KEPT
 from scheduling.explain import jobs_ahead
 from scheduling.followed import Followed
 from scheduling.placement import Shape
@@ -32,6 +33,7 @@ class Heading(StrEnum):
     ASSIGNED = "assigned, not started"
     NO_SLOT = "no serving slot"
     OWN_LIMIT = "own limit"
+    KEPT = "kept for another class"
     EARLIER_JOBS = "earlier jobs of its flow"
     POOL_LIMIT = "limit of the pool"
     OTHERS_TURN = "others' turn"
@@ -143,8 +145,9 @@ class Wait:
         followed, spec = self._followed, job.placed
         if not followed.fleet.serves(spec.pool, Shape.of(spec)):
             return Heading.NO_SLOT
-        if followed.state.flows[spec.flow].limit:
-            return Heading.OWN_LIMIT
+        limit = followed.state.flows[spec.flow].limit
+        if limit:
+            return Heading.KEPT if limit.startswith(KEPT) else Heading.OWN_LIMIT
         if jobs_ahead(followed.state, job):
             return Heading.EARLIER_JOBS
         hold = followed.headroom.hold(job)

@@ -289,7 +289,7 @@ def _is_open(policy: Policy) -> bool:
         any(each != Limits() for each in limits)
         or any(each.members for each in organizations)
         or any(each.allow for each in classes)
-        or any(each.api for each in pools)
+        or any(each.api or each.class_slots for each in pools)
     )
 
 

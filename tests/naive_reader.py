@@ -47,6 +47,7 @@ class NaiveReader:
         self.workers: dict[str, Body] = {}
         self.nodes: dict[str, Body] = {}
         self.disciplines: dict[str, str] = {}
+        self.divided: set[str] = set()
         self.factors: dict[str, int] = {}
         self.flows: dict[str, defaultdict[str, int]] = {}
         self.pools: dict[str, defaultdict[str, int]] = {}
@@ -157,6 +158,11 @@ class NaiveReader:
                 name: max(1, pool["api"].get("output_factor", 2))
                 for name, pool in pools.items()
                 if pool.get("api")
+            }
+            self.divided = {
+                name
+                for name, pool in pools.items()
+                if any(slots.get("nominal") for slots in pool.get("class_slots", {}).values())
             }
             self.disciplines = {name: pool.get("discipline", "wfq") for name, pool in pools.items()}
         elif kind == "ready":
@@ -423,14 +429,16 @@ class NaiveReader:
     def decided_free(self, decision: Body) -> None:
         flow = self.flows[decision["flow"]]
         self.blocked.discard(decision["flow"])
-        level = self.level(decision["flow"].rpartition("/")[2], but=decision["flow"])
+        level = self.level(decision["flow"], but=decision["flow"])
         flow["since"] = max(flow["since"], level - decision.get("credit", 0))
 
-    def level(self, pool: str, but: str = "") -> int:
+    def level(self, of: str, but: str = "") -> int:
+        pool = of.rpartition("/")[2]
+        peers = of.partition("/")[2] if pool in self.divided else pool
         waiting = [
             max(flow["F"], flow["since"])
             for name, flow in self.flows.items()
-            if name.rpartition("/")[2] == pool and flow["waiting"]
+            if f"/{name}".endswith(f"/{peers}") and flow["waiting"]
             if name not in self.blocked and name != but
         ]
         return int(min([self.pools[pool]["V"], *waiting]))
@@ -479,7 +487,7 @@ class NaiveReader:
         flow = self.flows.setdefault(job["flow"], zeros())
         self.pools.setdefault(job["pool"], zeros())
         if flow["waiting"] == 0 and not resumed:
-            flow["since"] = self.level(job["pool"])
+            flow["since"] = self.level(job["flow"])
         self.count(job, waiting=1, running=0)
 
     def leave(self, job: Body) -> None:

@@ -81,6 +81,7 @@ BODIES: dict[Section, Body] = {
             policy.Limits,
             policy.Pool,
             policy.ApiLimits,
+            policy.ClassSlots,
             policy.RetryRule,
         )
     },

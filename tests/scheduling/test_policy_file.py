@@ -16,6 +16,7 @@ from ledger.policy import (
     SHARES,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
     Organization,
@@ -348,6 +349,29 @@ def test_a_fault_in_yaml_names_line_key_and_what_was_expected(text: str, says: s
     assert str(caught.value) == "p.yaml" + says
 
 
+@pytest.mark.parametrize(
+    ("pool", "says"),
+    [
+        ("class_slots = {bach = {max = 7}}", ".bach: expected one of system, interactive, batch; "
+         "did you mean 'batch'?"),
+        ("class_slots = {batch = {mx = 7}}", ".batch.mx: expected one of min, nominal, max; did "
+         "you mean 'max'?"),
+        ("class_slots = {batch = {}}", ".batch: expected at least one of min, nominal, max"),
+        ("class_slots = {batch = {nominal = 3, max = 2}}", ".batch: expected min, nominal and max "
+         "in this order of size"),
+        ("class_slots = {batch = {max = 0}}", ".batch.max: expected a whole number from 1 to "
+         "1000000000, not 0; leave it out for no limit"),
+        ("discipline = 'fifo'\nclass_slots = {batch = {min = 1}}", ": expected only 'max' in it, "
+         "or another discipline: fifo asks for nothing but arrival"),
+    ],
+)  # fmt: skip
+def test_wrong_shares_of_classes_are_refused(pool: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_policy(f"[pools.p]\n{pool}\n", source="p.toml")
+    line = 1 + len(pool.splitlines())
+    assert str(caught.value) == f"p.toml:{line}: pools.p.class_slots{says}"
+
+
 def test_a_text_that_is_neither_says_so_of_both() -> None:
     with pytest.raises(RequestError) as caught:
         parse_policy("[x", source="p")
@@ -419,9 +443,14 @@ classes = st.builds(
     WorkloadClass, weight=weights, allow=several(rules), demote_to=st.just("") | class_names,
     strict=st.booleans(), wait_target_ms=ages_ms, limits=limits,
 )  # fmt: skip
+shares_of_a_class = st.builds(
+    ClassSlots, min=st.integers(0, 3), nominal=st.sampled_from([0, 3, 4]),
+    max=st.sampled_from([0, 4, 9]),
+).filter(lambda own: own != ClassSlots())  # fmt: skip
 pools = st.builds(
     Pool, workers=several(name_patterns), discipline=st.sampled_from(DISCIPLINES),
     share=st.sampled_from(SHARES), class_weights=st.dictionaries(class_names, weights),
+    class_slots=st.dictionaries(class_names, shares_of_a_class),
     queue_age_ms=st.dictionaries(class_names, ages_ms.filter(bool)), limits=limits,
     api=st.none() | st.builds(
         ApiLimits, requests_per_minute=counts, tokens_per_minute=counts, in_flight=counts,
@@ -435,12 +464,20 @@ flows = st.tuples(names, class_names, names).map(lambda parts: FlowId("/".join(p
 def is_agreed(policy: Policy) -> bool:
     """What a file refuses, and each Struct on its own cannot know."""
     members = [member for o in policy.organizations.values() for member in o.members]
-    return len(members) == len(set(members)) and all(
-        not (known.demote_to and policy.classes[known.demote_to].allow)
-        and not (known.strict and not known.allow)
-        and not (known.strict and not (known.limits.slots or known.limits.slots_percent))
-        and not (known.strict and not (known.limits.queue_length or known.limits.queue_age_ms))
-        for known in policy.classes.values()
+    return (
+        len(members) == len(set(members))
+        and all(
+            not (known.demote_to and policy.classes[known.demote_to].allow)
+            and not (known.strict and not known.allow)
+            and not (known.strict and not (known.limits.slots or known.limits.slots_percent))
+            and not (known.strict and not (known.limits.queue_length or known.limits.queue_age_ms))
+            for known in policy.classes.values()
+        )
+        and not any(
+            pool.discipline == "fifo"
+            and any(own.min or own.nominal for own in pool.class_slots.values())
+            for pool in policy.pools.values()
+        )
     )
 
 

@@ -35,6 +35,10 @@ class Decided(Transitions):
                 self._end_job(decision.job, JobState.EXPIRED, decision.reason)
             case e.JobRetried():
                 self.try_again(self.state.jobs[decision.job], decision.reason, decision.until)
+            case e.RetryDenied():
+                job = self.state.jobs[decision.job]
+                job.reason = "; ".join(part for part in (job.reason, decision.reason) if part)
+                self.touch(job)
             case e.JobResumed():
                 self.queue(self.state.jobs[decision.job])
             case e.AttemptAssigned():

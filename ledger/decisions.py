@@ -34,6 +34,7 @@ __all__ = [
     "NodeProbed",
     "OverrunCharged",
     "ReservationEnded",
+    "RetryDenied",
     "RevokeBegun",
     "SlotsReserved",
     "StopOrdered",
@@ -124,6 +125,13 @@ class JobHeld(Decision, frozen=True, tag="hold"):
 
 class JobExpired(Decision, frozen=True, tag="expire"):
     """It waited longer than it may."""
+
+    job: JobId
+    reason: str
+
+
+class RetryDenied(Decision, frozen=True, tag="deny"):
+    """It failed and asked for a further attempt, which its flow may not have now."""
 
     job: JobId
     reason: str
@@ -226,6 +234,7 @@ AnyDecision = (
     | JobAdmitted
     | JobExpired
     | JobRetried
+    | RetryDenied
     | JobResumed
     | FlowBlocked
     | FlowFreed

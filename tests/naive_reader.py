@@ -336,7 +336,7 @@ class NaiveReader:
     def nothing(self, decision: Body) -> None:
         """No job's state rests on it."""
 
-    decided_elect = decided_reserve = decided_unreserve = nothing
+    decided_elect = decided_deny = decided_reserve = decided_unreserve = nothing
     decided_block_node = decided_probe_node = decided_free_node = nothing
 
     def decided_hold(self, decision: Body) -> None:

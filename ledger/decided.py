@@ -96,6 +96,7 @@ class Decided(Transitions):
             finish_tag=decision.finish_tag,
             discipline=state.policy.discipline(job.placed.pool),
             backfill=decision.backfill,
+            turns=decision.turns,
         )
         attempt = Attempt(
             number=decision.attempt,

@@ -79,6 +79,8 @@ class AttemptAssigned(Decision, frozen=True, tag="assign"):
     weight: tuple[int, int]
     """Numerator and denominator, as of this dispatch."""
     backfill: bool = False
+    turns: tuple[int, ...] = ()
+    """Of its flow after it, where that has size buckets: ``ledger.size_buckets``."""
 
 
 SUPERSEDED = "superseded"

@@ -61,6 +61,8 @@ class Flow(msgspec.Struct, kw_only=True):
     blocked: str = ""
     limit: str = ""
     """Whose limit holds it, where that is why it is blocked."""
+    turns: tuple[int, ...] = ()
+    """By size bucket how many went since one of a larger bucket did: ``ledger.size_buckets``."""
 
     @property
     def active(self) -> bool:
@@ -156,12 +158,19 @@ class FairState:
         self._changed(flow, was_active=True)
 
     def dispatch(
-        self, flow: Flow, *, start_tag: int, finish_tag: int, discipline: str, backfill: bool
+        self,
+        flow: Flow,
+        *,
+        start_tag: int,
+        finish_tag: int,
+        discipline: str,
+        backfill: bool,
+        turns: tuple[int, ...] = (),
     ) -> None:
         """A waiting job of the flow starts, bound to these tags."""
         flow.waiting -= 1
         flow.running += 1
-        flow.finish = finish_tag
+        flow.finish, flow.turns = finish_tag, turns
         clock = self.pool(flow.pool)
         clock.waiting -= 1
         clock.running += 1
@@ -271,6 +280,7 @@ class FairState:
 def _fingerprint(name: str, flow: Flow | None, pool: PoolClock | None) -> int:
     if flow is not None:
         text = f"{name} {flow.finish} {flow.since} {flow.waiting} {flow.running}"
+        text += "".join(f" {count}" for count in flow.turns)
     else:
         assert pool is not None
         text = f"{name} {pool.virtual_time} {pool.waiting} {pool.running}"

@@ -77,6 +77,23 @@ class AllowRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _any_matches(organization, self.organizations)
 
 
+class SizeBuckets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """In which order a flow takes its small and its larger jobs: ``ledger.size_buckets``."""
+
+    bounds_ms: tuple[int, ...] = ()
+    """Rising, in slot-milliseconds; what costs more than the last is in the last bucket."""
+    small_first: int = 4
+    """After so many of one bucket it is the turn of a larger one."""
+
+
+class LongJobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many jobs may run at once that cost more than so much and cannot be asked to yield."""
+
+    above_ms: int = 0
+    """Slot-milliseconds."""
+    max_running: int = 0
+
+
 class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``weight`` in thousandths."""
 
@@ -91,6 +108,9 @@ class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A longer wait is shown as overdue."""
     quantum_ms: int = 0
     """After it a resumable job yields to one of another flow that waits; 0: never."""
+    size_buckets: SizeBuckets | None = None
+    long_jobs: LongJobs | None = None
+    """Of the class in all pools together, but those of external services."""
     limits: Limits = Limits()
 
 
@@ -145,6 +165,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """By class."""
     queue_age_ms: dict[str, int] = {}
     """By class; as ``Limits.queue_age_ms``."""
+    long_jobs: LongJobs | None = None
     limits: Limits = Limits()
     api: ApiLimits | None = None
     """Of a pool that stands for an external service."""
@@ -235,6 +256,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def discipline(self, pool: str) -> str:
         return self.pool(pool).discipline
+
+    def size_buckets(self, workload_class: str, pool: str) -> SizeBuckets | None:
+        """Of the class in that pool; not where arrival alone counts, or tokens."""
+        known, where = self.classes.get(workload_class), self.pool(pool)
+        if known is None or where.api is not None or where.discipline == "fifo":
+            return None
+        return known.size_buckets
 
     def is_strict(self, workload_class: str) -> bool:
         """Whether flows of the class go before all others."""

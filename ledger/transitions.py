@@ -177,6 +177,7 @@ class Transitions:
             self._settle_unrun(job)
             never_ran = never_ran and job.moving.pool == job.placed.pool
             job.moved, job.moving = job.moving, None
+            job.size = self.estimated_cost(job.placed)
         if job.cancel is not None:
             self.end(job, JobState.CANCELLED, job.cancel.reason, at)
         elif job.requeues > REQUEUES_MAX:
@@ -207,6 +208,7 @@ class Transitions:
             job.moved, job.moving = place, None
         elif job.state is JobState.ASSIGNED:
             job.moving = place
+        job.size = self.estimated_cost(job.placed)
         self.touch(job)
 
     def _is_assigned_to(self, job: Job, place: Placement) -> bool:
@@ -232,6 +234,7 @@ class Transitions:
             self._join(job)
         else:
             job.standing = standing
+        job.size = self.estimated_cost(job.placed)
         self.touch(job)
 
     def try_again(self, job: Job, reason: str, until: int) -> None:

@@ -49,7 +49,7 @@ class Scheduler:
         self._leads: dict[JobId, tuple[WorkerName, ...]] = {}
         self.fleet = Fleet(projection.state)
         self._headroom = Headroom(projection, self.fleet)
-        self.queues = Queues(projection, self._headroom.shares)
+        self.queues = Queues(projection, self._headroom)
         self._health = Health(projection)
         self._dispatch = Dispatch(projection, self.queues, self.fleet, self._headroom)
         self._quanta = Quanta(projection, self.queues, self._headroom)

@@ -17,11 +17,12 @@ from ledger.events import JobState
 from ledger.fair_state import Flow, charge
 from ledger.names import FlowId, WorkerName
 from ledger.projection import Projection
+from ledger.size_buckets import turns_after
 from ledger.state import Attempt, Job, Reservation
 from scheduling.headroom import Headroom
 from scheduling.hold import Hold
 from scheduling.placement import Bank, Fleet, Shape
-from scheduling.queues import Queues
+from scheduling.queues import Queues, bucket_in_flow
 
 Emit = Callable[[e.AnyDecision], None]
 
@@ -226,7 +227,10 @@ class Dispatch:
     ) -> None:
         projection = self._projection
         cost_ms = projection.estimated_cost(job.placed)
-        tags = projection.fair.tags(projection.flow_of(job), cost_ms, self._state.policy)
+        flow = projection.flow_of(job)
+        tags = projection.fair.tags(flow, cost_ms, self._state.policy)
+        rule = self._state.policy.size_buckets(flow.workload_class, flow.pool)
+        bucket = bucket_in_flow(self._state.policy, job)
         emit(
             e.AttemptAssigned(
                 job=job.id,
@@ -238,6 +242,7 @@ class Dispatch:
                 cost_ms=cost_ms,
                 weight=tags.weight,
                 backfill=backfill,
+                turns=() if rule is None else turns_after(rule, flow.turns, bucket),
             )
         )
 

@@ -12,8 +12,9 @@ from ledger.names import FlowId, JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Job, State, Worker
 from scheduling.headroom import Headroom
+from scheduling.long_runs import LONG
 from scheduling.placement import Fleet, Shape, trouble
-from scheduling.queues import Waiting
+from scheduling.queues import bucket_in_flow, in_order
 
 
 class Explainer:
@@ -62,13 +63,16 @@ class Explainer:
         ahead = self._places.get(job.id, 0)
         flow = self._state.flows[spec.flow]
         before = f"{ahead} before it in {spec.organization}/{spec.workload_class}" if ahead else ""
+        if before and self._state.policy.size_buckets(spec.workload_class, spec.pool) is not None:
+            before += f" (by size: it is of bucket {1 + bucket_in_flow(self._state.policy, job)})"
         hold = self._headroom.hold(job)
         if flow.limit:
             # Several limits may hold it; that of which the flow was told may have room by now.
             held = flow.blocked if hold is None else hold.reason
             return "; ".join(part for part in (before, held) if part)
         if before:
-            return before
+            is_long = hold is not None and hold.limit.startswith(LONG)
+            return f"{before}; {hold.reason}" if hold is not None and is_long else before
         if hold is not None:
             return f"next of its flow; {hold.reason}"
         if self._fleet.find(spec.pool, shape, lambda bank: True) is not None:
@@ -111,27 +115,27 @@ def _places(projection: Projection) -> dict[JobId, int]:
     """How many jobs of its flow go before each waiting job.
 
     Jobs pinned to one worker go in order of their names among themselves; all others in
-    order of arrival.
+    order of arrival, or as their size buckets take turns.
     """
-    queues: dict[tuple[FlowId, str], list[Waiting]] = {}
+    queues: dict[tuple[FlowId, str], list[Job]] = {}
     for job in projection.state.jobs.values():
         if job.state is JobState.PENDING:
             spec = job.placed
-            queues.setdefault((spec.flow, spec.worker), []).append(Waiting.of(job))
+            queues.setdefault((spec.flow, spec.worker), []).append(job)
     return {
-        waiting.job: place
-        for queue in queues.values()
-        for place, waiting in enumerate(sorted(queue))
+        job.id: place
+        for (flow, _), queue in queues.items()
+        for place, job in enumerate(in_order(projection.state, flow, queue))
     }
 
 
 def jobs_ahead(state: State, job: Job) -> int:
     """How many jobs of its flow go before one waiting job, as ``Explainer`` counts. O(jobs)."""
-    spec, place = job.placed, Waiting.of(job)
-    return sum(
-        1
+    spec = job.placed
+    waiting = [
+        other
         for other in state.jobs.values()
         if other.state is JobState.PENDING
         and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
-        and Waiting.of(other) < place
-    )
+    ]
+    return [other.id for other in in_order(state, spec.flow, waiting)].index(job.id)

@@ -19,6 +19,7 @@ from ledger.state import Job, Phase
 from ledger.transitions import tokens_of
 from scheduling.class_shares import ClassShares
 from scheduling.hold import Hold
+from scheduling.long_runs import LongRuns
 from scheduling.placement import Fleet
 
 
@@ -47,11 +48,13 @@ class Headroom:
         self._limits: dict[FlowId, list[tuple[Scope, Limits]]] = {}
         """By flow, those of this policy that count what runs."""
         self.shares = ClassShares(projection.state, fleet, self._slots.__getitem__)
+        self.long_runs = LongRuns(projection.state)
         for job in projection.state.jobs.values():
             self.update(job)
 
     def update(self, job: Job) -> list[str]:
         """Take over what the job counts for; the limits that have more room now."""
+        self.long_runs.update(job)
         before = self._counted.pop(job.id, None)
         now = _count(job)
         if before is not None:
@@ -101,7 +104,7 @@ class Headroom:
 
     def hold(self, job: Job) -> Hold | None:
         """The first full limit that keeps the job from starting; its own before its pool's."""
-        held = self.shares.hold(job)
+        held = self.shares.hold(job) or self.long_runs.hold(job)
         if held is not None:
             return held
         spec = job.placed

@@ -48,6 +48,7 @@ class NaiveReader:
         self.nodes: dict[str, Body] = {}
         self.disciplines: dict[str, str] = {}
         self.divided: set[str] = set()
+        self.turns: dict[str, list[int]] = {}
         self.factors: dict[str, int] = {}
         self.flows: dict[str, defaultdict[str, int]] = {}
         self.pools: dict[str, defaultdict[str, int]] = {}
@@ -496,6 +497,7 @@ class NaiveReader:
     def dispatch(self, job: Body, decision: Body) -> None:
         pool = self.pools[job["pool"]]
         self.flows[job["flow"]]["F"] = decision["finish_tag"]
+        self.turns[job["flow"]] = decision.get("turns", [])
         if not decision.get("backfill", False):
             wfq = self.disciplines.get(job["pool"], "wfq") == "wfq"
             pool["V"] = max(pool["V"], decision["finish_tag" if wfq else "start_tag"])
@@ -518,6 +520,7 @@ class NaiveReader:
     def digest(self) -> str:
         texts = [
             f"{name} {flow['F']} {flow['since']} {flow['waiting']} {flow['running']}"
+            + "".join(f" {turn}" for turn in self.turns.get(name, []))
             for name, flow in self.flows.items()
         ] + [
             f"{name} {pool['V']} {pool['waiting']} {pool['running']}"

@@ -82,6 +82,8 @@ BODIES: dict[Section, Body] = {
             policy.Pool,
             policy.ApiLimits,
             policy.ClassSlots,
+            policy.SizeBuckets,
+            policy.LongJobs,
             policy.RetryRule,
         )
     },

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from ledger import events as e
 from ledger.events import AttemptRef, JobState, Liveness
 from ledger.names import FlowId, JobId, WorkerName
-from ledger.policy import ClassSlots, Limits, Pool
+from ledger.policy import ClassSlots, Limits, Pool, WorkloadClass
 from ledger.projection import Projection
 from ledger.state import Job, Phase, State, Worker
 from tests.world import World
@@ -211,6 +211,7 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
             and job.placed.pool == pool
             and job.placed.flow not in held
             and not takes_what_is_kept(state, job)
+            and not long_limit_broken(state, job)
             and is_first_by_name(state, job)
         ):
             assert not fits(state, job, only_free=True), job.id
@@ -233,7 +234,7 @@ def check_blocked_flows(state: State) -> None:
     for job in state.jobs.values():
         if job.state is JobState.PENDING:
             served[job.placed.flow].append(fits(state, job, only_free=False))
-            if own_limits_broken(state, job, more=1):
+            if own_limits_broken(state, job, more=1) or long_limit_broken(state, job):
                 held.add(job.placed.flow)
     for name, flow in state.flows.items():
         if flow.limit:
@@ -284,6 +285,37 @@ def own_limits_broken(state: State, job: Job, *, more: int) -> bool:
 def share(state: State, pool: str, limits: Limits) -> int:
     serving = sum(w.pool == pool and serves(state, w) for w in state.workers.values())
     return max(1, serving * limits.slots_percent // 100)
+
+
+# --- long jobs, computed the slow way -------------------------------------------------------
+
+
+def long_limit_broken(state: State, job: Job) -> bool:
+    """Whether too many long ones run already for this one, which is long."""
+    pool = state.policy.pools.get(job.placed.pool, Pool())
+    known = state.policy.classes.get(job.placed.workload_class, WorkloadClass())
+    for rule, whose in (
+        (pool.long_jobs, {"pool": job.placed.pool}),
+        (known.long_jobs, {"workload_class": job.placed.workload_class}),
+    ):
+        if rule is not None and _is_long(state, job, rule.above_ms):
+            running = [
+                other
+                for other in state.jobs.values()
+                if any(attempt.phase not in (Phase.LOST, Phase.ENDED) for attempt in other.attempts)
+                and all(getattr(other.placed, key) == value for key, value in whose.items())
+                and _is_long(state, other, rule.above_ms)
+            ]
+            if len(running) >= rule.max_running:
+                return True
+    return False
+
+
+def _is_long(state: State, job: Job, above_ms: int) -> bool:
+    known = state.policy.classes.get(job.placed.workload_class, WorkloadClass())
+    yields = job.spec.resumable and known.quantum_ms
+    is_call = state.policy.pools.get(job.placed.pool, Pool()).api is not None
+    return job.size > above_ms and not yields and not is_call
 
 
 # --- shares of classes, computed the slow way ----------------------------------------------
@@ -361,6 +393,7 @@ def check_each_assignment(projection: Projection, page: e.Page) -> None:
             assert not own_limits_broken(state, job, more=1), job.id
             assert not pool_limits_broken(state, job, more=1), job.id
             assert not takes_what_is_kept(state, job), job.id
+            assert not long_limit_broken(state, job), job.id
             if not decision.backfill and not isinstance(before, e.ReservationEnded):
                 check_nobody_is_owed(state, job)
         projection.apply_decision(decision)
@@ -380,7 +413,8 @@ def check_nobody_is_owed(state: State, job: Job) -> None:
     waiting = [other for other in waiting if other.placed.pool == spec.pool]
     held = {other.placed.flow for other in waiting if own_limits_broken(state, other, more=1)}
     for other in waiting:
-        if owed.get(other.placed.workload_class, 0) > 0 and other.placed.flow not in held:
+        is_owed = owed.get(other.placed.workload_class, 0) > 0
+        if is_owed and other.placed.flow not in held and not long_limit_broken(state, other):
             assert not fits(state, other, only_free=True) or not is_first_by_name(state, other)
 
 

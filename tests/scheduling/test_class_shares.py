@@ -12,7 +12,16 @@ from ledger import events as e
 from ledger.checkpoint import decode_checkpoint, encode_checkpoint
 from ledger.events import JobState
 from ledger.names import JobId
-from ledger.policy import ClassSlots, Limits, Organization, Policy, Pool, WorkloadClass
+from ledger.policy import (
+    ClassSlots,
+    Limits,
+    LongJobs,
+    Organization,
+    Policy,
+    Pool,
+    SizeBuckets,
+    WorkloadClass,
+)
 from ledger.projection import Projection
 from ledger.state import State
 from scheduling.decide import Scheduler
@@ -254,14 +263,22 @@ shares_of_a_class = st.builds(
     max=st.sampled_from([0, 0, 3, 4]),
 )
 policies = st.builds(
-    lambda discipline, shares, slots: Policy(
-        pools={"default": Pool(discipline=discipline, class_slots=shares)},
-        classes={name: WorkloadClass() for name in CLASSES},
+    lambda discipline, shares, slots, long_jobs, of_class, buckets: Policy(
+        pools={"default": Pool(discipline=discipline, class_slots=shares, long_jobs=long_jobs)},
+        classes={
+            "batch": WorkloadClass(long_jobs=of_class),
+            "interactive": WorkloadClass(size_buckets=buckets),
+            "system": WorkloadClass(),
+        },
         organizations={"a": Organization(limits=Limits(slots=slots))},
     ),
     discipline=st.sampled_from(["wfq", "sfq", "strict"]),
     shares=st.dictionaries(st.sampled_from(CLASSES), shares_of_a_class, min_size=1),
     slots=st.sampled_from([0, 0, 3]),
+    # A job takes a second of each of its slots.
+    long_jobs=st.sampled_from([None, None, LongJobs(above_ms=1_500, max_running=1)]),
+    of_class=st.sampled_from([None, None, LongJobs(above_ms=2_500, max_running=1)]),
+    buckets=st.sampled_from([None, SizeBuckets(bounds_ms=(1_000, 2_000), small_first=2)]),
 )
 submits = st.tuples(
     st.just("submit"),

@@ -19,10 +19,12 @@ from ledger.policy import (
     ClassSlots,
     FlowAgreement,
     Limits,
+    LongJobs,
     Organization,
     Policy,
     Pool,
     RetryRule,
+    SizeBuckets,
     WorkloadClass,
 )
 from scheduling.policy_file import parse_policy
@@ -372,6 +374,27 @@ def test_wrong_shares_of_classes_are_refused(pool: str, says: str) -> None:
     assert str(caught.value) == f"p.toml:{line}: pools.p.class_slots{says}"
 
 
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("long_jobs = {above = '1h'}", "long_jobs: expected both 'above' and 'max_running'"),
+        ("long_jobs = {above = '1h', max_runing = 1}", "long_jobs.max_runing: expected one of "
+         "above, max_running; did you mean 'max_running'?"),
+        ("size_buckets = {small_first = 2}", "size_buckets: expected 'bounds' in it"),
+        ("size_buckets = {bounds = []}", "size_buckets.bounds: expected 1 to 7 times, each longer "
+         "than the one before"),
+        ("size_buckets = {bounds = ['2m', '1m']}", "size_buckets.bounds: expected 1 to 7 times, "
+         "each longer than the one before"),
+        ("size_buckets = {bounds = ['1m'], small_first = 0}", "size_buckets.small_first: expected "
+         "a whole number from 1 to 1000000000, not 0; leave it out for no limit"),
+    ],
+)  # fmt: skip
+def test_wrong_rules_of_sizes_are_refused(rule: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_policy(f"[classes.batch]\n{rule}\n", source="p.toml")
+    assert str(caught.value) == f"p.toml:2: classes.batch.{says}"
+
+
 def test_a_text_that_is_neither_says_so_of_both() -> None:
     with pytest.raises(RequestError) as caught:
         parse_policy("[x", source="p")
@@ -439,9 +462,16 @@ rules = st.builds(
     AllowRule, submitters=several(submitters), organizations=several(name_patterns),
     pools=several(name_patterns), names=several(lines),
 ).filter(lambda rule: rule != AllowRule())  # fmt: skip
+long_jobs = st.none() | st.builds(
+    LongJobs, above_ms=ages_ms.filter(bool), max_running=counts.filter(bool)
+)
 classes = st.builds(
     WorkloadClass, weight=weights, allow=several(rules), demote_to=st.just("") | class_names,
-    strict=st.booleans(), wait_target_ms=ages_ms, limits=limits,
+    strict=st.booleans(), wait_target_ms=ages_ms, limits=limits, long_jobs=long_jobs,
+    size_buckets=st.none() | st.builds(
+        SizeBuckets, small_first=st.integers(1, 9),
+        bounds_ms=st.sets(ages_ms.filter(bool), min_size=1, max_size=7).map(sorted).map(tuple),
+    ),
 )  # fmt: skip
 shares_of_a_class = st.builds(
     ClassSlots, min=st.integers(0, 3), nominal=st.sampled_from([0, 3, 4]),
@@ -450,7 +480,7 @@ shares_of_a_class = st.builds(
 pools = st.builds(
     Pool, workers=several(name_patterns), discipline=st.sampled_from(DISCIPLINES),
     share=st.sampled_from(SHARES), class_weights=st.dictionaries(class_names, weights),
-    class_slots=st.dictionaries(class_names, shares_of_a_class),
+    class_slots=st.dictionaries(class_names, shares_of_a_class), long_jobs=long_jobs,
     queue_age_ms=st.dictionaries(class_names, ages_ms.filter(bool)), limits=limits,
     api=st.none() | st.builds(
         ApiLimits, requests_per_minute=counts, tokens_per_minute=counts, in_flight=counts,

@@ -26,6 +26,7 @@ from ledger.projection import Projection
 from ledger.state import State
 from scheduling.decide import Scheduler
 from scheduling.explain import Explainer
+from tests.naive_reader import NaiveReader
 from tests.scheduling.checks import check_each_assignment, check_no_slot_is_left_idle
 from tests.world import World, world_of_one_node
 
@@ -66,6 +67,13 @@ def end_the_oldest(made: World) -> JobId:
     oldest = next(job for job in made.assigned() if job not in ended)
     end(made, oldest)
     return oldest
+
+
+def check_the_second_reader_agrees(made: World) -> None:
+    """It asserts the digest of each page."""
+    reader = NaiveReader("test")
+    for page in made.pages:
+        reader.read(e.encode(page))
 
 
 # --- at most
@@ -234,6 +242,7 @@ def test_who_comes_to_a_class_that_is_ahead_is_level_with_those_in_it() -> None:
     batch = Counter(spec.organization for spec in since if spec.workload_class == "batch")
     assert sum(batch.values()) == 20
     assert abs(batch["a"] - batch["b"]) <= 2
+    check_the_second_reader_agrees(made)
 
 
 # --- what people are told
@@ -339,7 +348,7 @@ def act(made: World, kind: str, *what: object) -> None:
 def test_shares_hold_on_any_work(
     policy: Policy, other: Policy, first: list[tuple[object]], then: list[tuple[object]]
 ) -> None:
-    """Also after the policy was replaced."""
+    """Also after the policy was replaced; and the second reader comes to the same fair state."""
     made = World(policy)
     made.node_up("n1", 3)
     made.node_up("n2", 2)
@@ -352,3 +361,4 @@ def test_shares_hold_on_any_work(
     for step in then:
         act(made, *step)  # type: ignore[arg-type]
         checked_turn(made)
+    check_the_second_reader_agrees(made)

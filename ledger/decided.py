@@ -37,6 +37,10 @@ class Decided(Transitions):
                 self._end_job(decision.job, JobState.DEPENDENCY_NEVER, decision.reason)
             case e.JobRetried():
                 self.try_again(self.state.jobs[decision.job], decision.reason, decision.until)
+            case e.RetryDenied():
+                job = self.state.jobs[decision.job]
+                job.reason = "; ".join(part for part in (job.reason, decision.reason) if part)
+                self.touch(job)
             case e.JobResumed():
                 self.queue(self.state.jobs[decision.job])
             case e.AttemptAssigned():
@@ -65,7 +69,9 @@ class Decided(Transitions):
                 flow = self.state.flows[decision.flow]
                 self.fair.block(flow, decision.reason, decision.limit)
             case e.FlowFreed():
-                self.fair.free(self.state.flows[decision.flow], decision.credit)
+                flow = self.state.flows[decision.flow]
+                divided = self.state.policy.pool(flow.pool).is_divided
+                self.fair.free(flow, decision.credit, divided=divided)
             case e.OverrunCharged():
                 self._overrun(decision)
             case e.JobHeld():
@@ -92,6 +98,7 @@ class Decided(Transitions):
             finish_tag=decision.finish_tag,
             discipline=state.policy.discipline(job.placed.pool),
             backfill=decision.backfill,
+            turns=decision.turns,
         )
         attempt = Attempt(
             number=decision.attempt,

@@ -35,6 +35,7 @@ __all__ = [
     "NodeProbed",
     "OverrunCharged",
     "ReservationEnded",
+    "RetryDenied",
     "RevokeBegun",
     "SlotsReserved",
     "StopOrdered",
@@ -79,6 +80,8 @@ class AttemptAssigned(Decision, frozen=True, tag="assign"):
     weight: tuple[int, int]
     """Numerator and denominator, as of this dispatch."""
     backfill: bool = False
+    turns: tuple[int, ...] = ()
+    """Of its flow after it, where that has size buckets: ``ledger.size_buckets``."""
 
 
 SUPERSEDED = "superseded"
@@ -132,6 +135,13 @@ class JobExpired(Decision, frozen=True, tag="expire"):
 
 class DependencyMissed(Decision, frozen=True, tag="never"):
     """What the job waits for has not come, and will not."""
+
+    job: JobId
+    reason: str
+
+
+class RetryDenied(Decision, frozen=True, tag="deny"):
+    """It failed and asked for a further attempt, which its flow may not have now."""
 
     job: JobId
     reason: str
@@ -235,6 +245,7 @@ AnyDecision = (
     | JobExpired
     | DependencyMissed
     | JobRetried
+    | RetryDenied
     | JobResumed
     | FlowBlocked
     | FlowFreed

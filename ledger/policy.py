@@ -77,6 +77,23 @@ class AllowRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _any_matches(organization, self.organizations)
 
 
+class SizeBuckets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """In which order a flow takes its small and its larger jobs: ``ledger.size_buckets``."""
+
+    bounds_ms: tuple[int, ...] = ()
+    """Rising, in slot-milliseconds; what costs more than the last is in the last bucket."""
+    small_first: int = 4
+    """After so many of one bucket it is the turn of a larger one."""
+
+
+class LongJobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many jobs may run at once that cost more than so much and cannot be asked to yield."""
+
+    above_ms: int = 0
+    """Slot-milliseconds."""
+    max_running: int = 0
+
+
 class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``weight`` in thousandths."""
 
@@ -91,6 +108,9 @@ class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A longer wait is shown as overdue."""
     quantum_ms: int = 0
     """After it a resumable job yields to one of another flow that waits; 0: never."""
+    size_buckets: SizeBuckets | None = None
+    long_jobs: LongJobs | None = None
+    """Of the class in all pools together, but those of external services."""
     limits: Limits = Limits()
 
 
@@ -120,6 +140,17 @@ class RetryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Further attempts that a flow may have, of its first ones."""
 
 
+class ClassSlots(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a class has of the slots of one pool; 0: nothing is said."""
+
+    min: int = 0
+    """Kept for it, also while it is idle: what is lent could not be taken back."""
+    nominal: int = 0
+    """Owed while others want them too, lent while it leaves them idle."""
+    max: int = 0
+    """Never more, however idle the pool is."""
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who serves a pool, and in which order it serves its flows."""
 
@@ -130,12 +161,20 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``organization``: its classes divide its share; ``flow``: each flow has its own."""
     class_weights: dict[str, int] = {}
     """In thousandths; of a class that is not named the policy's."""
+    class_slots: dict[str, ClassSlots] = {}
+    """By class."""
     queue_age_ms: dict[str, int] = {}
     """By class; as ``Limits.queue_age_ms``."""
+    long_jobs: LongJobs | None = None
     limits: Limits = Limits()
     api: ApiLimits | None = None
     """Of a pool that stands for an external service."""
     retry: RetryRule = RetryRule()
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a class is owed slots: the tags of its flows then say nothing to others."""
+        return any(slots.nominal for slots in self.class_slots.values())
 
     def lists(self, worker: str) -> bool:
         """Whether the roster names this worker, or its node."""
@@ -217,6 +256,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def discipline(self, pool: str) -> str:
         return self.pool(pool).discipline
+
+    def size_buckets(self, workload_class: str, pool: str) -> SizeBuckets | None:
+        """Of the class in that pool; not where arrival alone counts, or tokens."""
+        known, where = self.classes.get(workload_class), self.pool(pool)
+        if known is None or where.api is not None or where.discipline == "fifo":
+            return None
+        return known.size_buckets
 
     def is_strict(self, workload_class: str) -> bool:
         """Whether flows of the class go before all others."""

@@ -181,6 +181,7 @@ class Projection(Decided):
             return
         job = Job(spec=spec, arrival=state.arrivals, submitted_at=fact.at)
         job.over_rate = self._over_rate(spec)
+        job.size = self.estimated_cost(spec)
         state.arrivals += 1
         state.jobs[spec.id] = job
         self.touched.submitted[spec.id] = None

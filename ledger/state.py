@@ -119,6 +119,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Where it may run instead of where it was submitted to."""
     moving: Placement | None = None
     """The same from its next requeue on: it is assigned, and is being taken back."""
+    size: int = 0
+    """What it was expected to cost when it came to its flow: by that it is small or long."""
     standing: Standing | None = None
     """What the policy made of the organization and class that were asked for."""
     over_rate: str = ""

@@ -134,8 +134,12 @@ class Transitions:
         job.reason, job.wakes_at = "", 0
         if job.aside_since is not None:
             job.aside_since, job.entered_at = None, self.state.at
-        self.fair.join(self.flow_of(job), resumed=resumed)
+        self._join(job, resumed=resumed)
         self.touch(job)
+
+    def _join(self, job: Job, *, resumed: bool = False) -> None:
+        divided = self.state.policy.pool(job.placed.pool).is_divided
+        self.fair.join(self.flow_of(job), divided=divided, resumed=resumed)
 
     def unqueue(self, job: Job, state: JobState) -> None:
         """Take a queued job out, into ``state``."""
@@ -190,6 +194,7 @@ class Transitions:
             self._settle_unrun(job)
             never_ran = never_ran and job.moving.pool == job.placed.pool
             job.moved, job.moving = job.moving, None
+            job.size = self.estimated_cost(job.placed)
         if job.cancel is not None:
             self.end(job, JobState.CANCELLED, job.cancel.reason, at)
         elif job.requeues > REQUEUES_MAX:
@@ -215,11 +220,12 @@ class Transitions:
         if job.in_queue and place.pool != job.placed.pool:
             self.fair.leave(self.flow_of(job))
             job.moved = place
-            self.fair.join(self.flow_of(job))
+            self._join(job)
         elif job.state.queued or self._is_assigned_to(job, place):
             job.moved, job.moving = place, None
         elif job.state is JobState.ASSIGNED:
             job.moving = place
+        job.size = self.estimated_cost(job.placed)
         self.touch(job)
 
     def _is_assigned_to(self, job: Job, place: Placement) -> bool:
@@ -245,9 +251,10 @@ class Transitions:
         if job.in_queue:
             self.fair.leave(self.flow_of(job))
             job.standing = standing
-            self.fair.join(self.flow_of(job))
+            self._join(job)
         else:
             job.standing = standing
+        job.size = self.estimated_cost(job.placed)
         self.touch(job)
 
     def try_again(self, job: Job, reason: str, until: int) -> None:

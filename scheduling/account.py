@@ -22,7 +22,7 @@ from scheduling.disciplines import Rank, rank
 from scheduling.explain import jobs_ahead
 from scheduling.headroom import Headroom
 from scheduling.placement import Fleet, Shape
-from scheduling.queues import Waiting
+from scheduling.queues import in_order
 
 DISPATCHES_MAX = 20_000
 """An estimate that would look further ahead is none."""
@@ -139,17 +139,14 @@ class Accounts:
 
     def _queues(self, pool: str) -> dict[FlowId, list[Job]]:
         """The waiting jobs of the pool that something serves, by flow in their order."""
-        queues: dict[FlowId, list[tuple[Waiting, Job]]] = {}
+        queues: dict[FlowId, list[Job]] = {}
         for job in self._state.jobs.values():
             if job.in_queue and job.placed.pool == pool:
                 spec = job.placed
                 is_held = self._state.flows[spec.flow].limit
                 if not is_held and self._fleet.serves(pool, Shape.of(spec)):
-                    queues.setdefault(spec.flow, []).append((Waiting.of(job), job))
-        return {
-            flow: [job for _, job in sorted(queue, key=lambda each: each[0])]
-            for flow, queue in queues.items()
-        }
+                    queues.setdefault(spec.flow, []).append(job)
+        return {flow: in_order(self._state, flow, queue) for flow, queue in queues.items()}
 
     def _rank(self, flow: Flow, head: Job) -> Rank:
         return rank(
@@ -160,6 +157,7 @@ class Accounts:
             job=head.id,
             arrival=head.arrival,
             cost_ms=self._projection.estimated_cost(head.placed),
+            borrows=self._headroom.shares.borrows(flow.pool, flow.workload_class),
         )
 
     # -- when it may start

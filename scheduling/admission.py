@@ -122,7 +122,14 @@ def _too_large_for_limits(state: State, spec: JobSpec, standing: Standing) -> st
     for scope, limits in state.policy.limits_of(flow):
         if 0 < limits.slots < spec.slots:
             return f"it needs {spec.slots} slots, and {scope} may run {limits.slots} at once"
-    api = state.policy.pool(spec.pool).api
+    pool = state.policy.pool(spec.pool)
+    own = pool.class_slots.get(standing.workload_class)
+    if own is not None and 0 < own.max < spec.slots:
+        return (
+            f"it needs {spec.slots} slots, and class {standing.workload_class} may run {own.max} "
+            f"at once in pool {spec.pool}"
+        )
+    api = pool.api
     return _too_large_for_service(spec, api) if api is not None else ""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from ledger.names import flow_parts
 from ledger.policy import Limits, Policy, Pool, WorkloadClass
+from scheduling.duration import format_units
 
 PERCENT = 100
 
@@ -97,6 +98,15 @@ def pool_terms(pool: Pool) -> Iterator[str]:
     """What holds for everybody in a pool."""
     yield f"served by {pool.discipline}"
     yield from _limits(pool.limits)
+    for title, own in pool.class_slots.items():
+        parts = ((own.min, "kept"), (own.nominal, "owed"), (own.max, "at most"))
+        slots = ", ".join(f"{word} {slots}" for slots, word in parts if slots)
+        yield f"slots of class {title}: {slots}"
+    if pool.long_jobs is not None:
+        yield (
+            f"at most {pool.long_jobs.max_running} jobs at once of more than "
+            f"{format_units(pool.long_jobs.above_ms)} of slot time"
+        )
     for title, age_ms in pool.queue_age_ms.items():
         yield f"no {title} job waits longer than {age_ms // 1000} s"
     api = pool.api

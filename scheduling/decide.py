@@ -48,11 +48,11 @@ class Scheduler:
         self._due: dict[JobId, int] = {}
         self._led: dict[WorkerName, set[JobId]] = {}
         self._leads: dict[JobId, tuple[WorkerName, ...]] = {}
-        self.queues = Queues(projection)
         self.fleet = Fleet(projection.state)
         self._admission = Admission(projection.state)
-        self._health = Health(projection)
         self._headroom = Headroom(projection, self.fleet)
+        self.queues = Queues(projection, self._headroom)
+        self._health = Health(projection)
         self._dispatch = Dispatch(projection, self.queues, self.fleet, self._headroom)
         self._quanta = Quanta(projection, self.queues, self._headroom)
         self._aside = Aside(projection)
@@ -131,6 +131,7 @@ class Scheduler:
         for pool in pools:
             self._dispatch.pool_changed(pool)
             self._pools[pool] = None
+        self._take_over_shares()
         for node in touched.nodes:
             self._health.update_node(node)
         self._pools.update(touched.pools)
@@ -141,6 +142,16 @@ class Scheduler:
                 self._dispatch.flow_changed(flow_id)
         touched.clear()
         projection.fair.touched.clear()
+
+    def _take_over_shares(self) -> None:
+        """Other slots of a class run: it may have room again, and its place in the order."""
+        shares = self._headroom.shares
+        for pool, workload_class in shares.take_changes():
+            self._dispatch.look_at_held(pool)
+            self._pools[pool] = None
+            if shares.turned(pool, workload_class):
+                flows = self.queues.flows_of(pool, workload_class)
+                self._projection.fair.touched.update(flows)
 
     # -- jobs
 

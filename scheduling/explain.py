@@ -13,8 +13,9 @@ from ledger.projection import Projection
 from ledger.state import Job, State, Worker
 from scheduling.aside import state_word, waited_for
 from scheduling.headroom import Headroom
+from scheduling.long_runs import LONG
 from scheduling.placement import Fleet, Shape, trouble
-from scheduling.queues import Waiting
+from scheduling.queues import bucket_in_flow, in_order
 
 DEPENDENCIES_SHOWN = 3
 
@@ -83,19 +84,28 @@ class Explainer:
         ahead = self._places.get(job.id, 0)
         flow = self._state.flows[spec.flow]
         before = f"{ahead} before it in {spec.organization}/{spec.workload_class}" if ahead else ""
-        if flow.limit:
-            return "; ".join(part for part in (before, flow.blocked) if part)
-        if before:
-            return before
+        if before and self._state.policy.size_buckets(spec.workload_class, spec.pool) is not None:
+            before += f" (by size: it is of bucket {1 + bucket_in_flow(self._state.policy, job)})"
         hold = self._headroom.hold(job)
+        if flow.limit:
+            # Several limits may hold it; that of which the flow was told may have room by now.
+            held = flow.blocked if hold is None else hold.reason
+            return "; ".join(part for part in (before, held) if part)
+        if before:
+            is_long = hold is not None and hold.limit.startswith(LONG)
+            return f"{before}; {hold.reason}" if hold is not None and is_long else before
         if hold is not None:
             return f"next of its flow; {hold.reason}"
         if self._fleet.find(spec.pool, shape, lambda bank: True) is not None:
-            return "next of its flow; starts when its flow's turn comes"
+            lent = self._headroom.shares.lent(job)
+            turn = "next of its flow; starts when its flow's turn comes"
+            return f"{turn}: {lent}" if lent else turn
         if spec.worker:
             return self._pinned(self._state.workers[WorkerName(spec.worker)])
         slots = "a slot" if spec.slots == 1 else f"{spec.slots} slots of one node"
-        return f"next of its flow; {slots} must become free"
+        needs = f"next of its flow; {slots} must become free"
+        lent = self._headroom.shares.lent(job)
+        return f"{needs}; {lent}" if lent else needs
 
     def _unserved(self, job: Job) -> str:
         """What no serving slot offers now."""
@@ -127,18 +137,18 @@ class Explainer:
 def _places(projection: Projection) -> dict[JobId, int]:
     """How many jobs of its flow go before each waiting job.
 
-    By priority; among equals those pinned to one worker go in order of their names, all others
-    in order of arrival.
+    By priority; among equals those pinned to one worker go in order of their names, all others in
+    order of arrival, or as their size buckets take turns.
     """
-    queues: dict[tuple[FlowId, str], list[Waiting]] = {}
+    queues: dict[tuple[FlowId, str], list[Job]] = {}
     for job in projection.state.jobs.values():
         if job.in_queue:
             spec = job.placed
-            queues.setdefault((spec.flow, spec.worker), []).append(Waiting.of(job))
+            queues.setdefault((spec.flow, spec.worker), []).append(job)
     return {
-        waiting.job: place
-        for queue in queues.values()
-        for place, waiting in enumerate(sorted(queue))
+        job.id: place
+        for (flow, _), queue in queues.items()
+        for place, job in enumerate(in_order(projection.state, flow, queue))
     }
 
 
@@ -147,10 +157,11 @@ def jobs_ahead(state: State, job: Job) -> list[JobId]:
 
     O(jobs).
     """
-    spec, place = job.placed, Waiting.of(job)
-    places = (
-        Waiting.of(other)
+    spec = job.placed
+    waiting = [
+        other
         for other in state.jobs.values()
         if other.in_queue and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
-    )
-    return [other.job for other in sorted(other for other in places if other < place)]
+    ]
+    ids = [other.id for other in in_order(state, spec.flow, waiting)]
+    return ids[: ids.index(job.id)]

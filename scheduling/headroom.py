@@ -17,16 +17,10 @@ from ledger.projection import Projection
 from ledger.rates import Window
 from ledger.state import Job, Phase
 from ledger.transitions import tokens_of
+from scheduling.class_shares import ClassShares
+from scheduling.hold import Hold
+from scheduling.long_runs import LongRuns
 from scheduling.placement import Fleet
-
-
-class Hold(NamedTuple):
-    """A full limit: whose it is, and the numbers."""
-
-    limit: str
-    reason: str
-    of_pool: bool
-    """It holds everybody in the pool alike."""
 
 
 class _Counted(NamedTuple):
@@ -58,16 +52,18 @@ class Headroom:
         self._used: dict[Scope, _Used] = {}
         self._in_flight: Counter[str] = Counter()
         self._of_flow: dict[FlowId, tuple[_Used, ...]] = {}
-        self._names: dict[FlowId, tuple[str, ...]] = {}
-        """By flow, the names of the scopes for which it counts."""
+        self._scopes: dict[FlowId, tuple[Scope, ...]] = {}
         self._policy = projection.state.policy
         self._limits: dict[FlowId, list[tuple[Scope, Limits]]] = {}
         """By flow, those of this policy that count what runs."""
+        self.shares = ClassShares(projection.state, fleet, self._running)
+        self.long_runs = LongRuns(projection.state)
         for job in projection.state.jobs.values():
             self.update(job)
 
     def update(self, job: Job) -> tuple[str, ...]:
         """Take over what the job counts for; the limits that have more room now."""
+        self.long_runs.update(job)
         before = self._counted.pop(job.id, None)
         now = _count(job)
         if now == before:
@@ -83,7 +79,7 @@ class Headroom:
             return ()
         if now is not None and now.flow == before.flow and now.slots >= before.slots:
             return ()
-        return self._names[before.flow]
+        return tuple(map(str, self.scopes_of(before.flow)))
 
     def _add(self, counted: _Counted, sign: int) -> None:
         flow, slots, attempts, waiting = counted
@@ -92,13 +88,20 @@ class Headroom:
             used.waiting += sign * waiting
         if attempts:
             self._in_flight[flow_parts(flow)[2]] += sign * attempts
+        if slots:
+            self.shares.note(flow)
 
     def _meet(self, flow: FlowId) -> tuple[_Used, ...]:
-        scopes = _scopes(flow)
-        self._names[flow] = tuple(map(str, scopes))
-        counters = tuple(self._used.setdefault(scope, _Used()) for scope in scopes)
+        counters = tuple(self._used.setdefault(s, _Used()) for s in self.scopes_of(flow))
         self._of_flow[flow] = counters
         return counters
+
+    def scopes_of(self, flow: FlowId) -> tuple[Scope, ...]:
+        """All that counts the jobs of the flow, whether or not it has a limit."""
+        scopes = self._scopes.get(flow)
+        if scopes is None:
+            scopes = self._scopes[flow] = _scopes(flow)
+        return scopes
 
     def _limits_of(self, flow: FlowId) -> list[tuple[Scope, Limits]]:
         policy = self._state.policy
@@ -124,6 +127,9 @@ class Headroom:
 
     def hold(self, job: Job) -> Hold | None:
         """The first full limit that keeps the job from starting; its own before its pool's."""
+        held = self.shares.hold(job) or self.long_runs.hold(job)
+        if held is not None:
+            return held
         spec = job.placed
         for scope, limits in self._limits_of(spec.flow):
             held = self._held_by(scope, limits, spec.pool, spec.slots)

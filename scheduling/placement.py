@@ -159,6 +159,10 @@ class Fleet:
         """Slots that serve the pool, free or not. O(banks)."""
         return sum(len(bank.serving) for bank in self._banks.get(pool, {}).values())
 
+    def free(self, pool: str) -> int:
+        """Slots that could be taken now. O(banks)."""
+        return sum(len(bank.free) for bank in self._banks.get(pool, {}).values())
+
     def serves(self, pool: str, shape: Shape) -> bool:
         """Whether the shape would fit if every serving slot were free. Amortised O(1)."""
         known = self._serves.setdefault(pool, {})

@@ -19,12 +19,15 @@ from ledger.policy import (
     SHARES,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
+    LongJobs,
     Organization,
     Policy,
     Pool,
     RetryRule,
+    SizeBuckets,
     WorkloadClass,
 )
 from scheduling.policy_document import read_document
@@ -45,6 +48,7 @@ FLOW_SPELT_OUT = "organization_id + workload_class"
 BACKOFF = "exponential_with_jitter"
 
 OUTPUT_FACTOR_MAX = 1_000
+BOUNDS_MAX = 7
 BUDGET_MAX_PERCENT = 1_000
 
 
@@ -142,6 +146,8 @@ def _workload_class(value: Value, weight: int) -> WorkloadClass:
         strict=table.get(False, Value.flag, "strict"),
         wait_target_ms=table.get(0, Value.duration_ms, "wait_target"),
         quantum_ms=table.get(0, Value.duration_ms, "quantum"),
+        size_buckets=table.get(None, _size_buckets, "size_buckets"),
+        long_jobs=table.get(None, _long_jobs, "long_jobs"),
         limits=table.get(WorkloadClass().limits, _limits, "limits"),
     )
     table.close()
@@ -163,6 +169,35 @@ def _lacks_of_strict(read: WorkloadClass) -> list[str]:
         "allow": read.allow,
     }
     return [name for name, there in has.items() if not there]
+
+
+def _size_buckets(value: Value) -> SizeBuckets:
+    table = value.table()
+    bounds = table.find("bounds")
+    if bounds is None:
+        raise table.missing("'bounds' in it")
+    rule = SizeBuckets(
+        bounds_ms=tuple(each.duration_ms() for each in bounds.entries("a list of times")),
+        small_first=table.get(SizeBuckets().small_first, Value.count, "small_first"),
+    )
+    table.close()
+    if not 0 < len(rule.bounds_ms) <= BOUNDS_MAX or list(rule.bounds_ms) != sorted(
+        set(rule.bounds_ms)
+    ):
+        raise bounds.clash(f"1 to {BOUNDS_MAX} times, each longer than the one before")
+    return rule
+
+
+def _long_jobs(value: Value) -> LongJobs:
+    table = value.table()
+    rule = LongJobs(
+        above_ms=table.get(0, Value.duration_ms, "above"),
+        max_running=table.get(0, Value.count, "max_running"),
+    )
+    table.close()
+    if not rule.above_ms or not rule.max_running:
+        raise value.clash("both 'above' and 'max_running'")
+    return rule
 
 
 def _allow_rules(value: Value) -> tuple[AllowRule, ...]:
@@ -234,13 +269,21 @@ def _pool(table: Table, *, is_provider: bool = False) -> Pool:
         discipline=order.get("wfq", _discipline, "discipline", "algorithm"),
         share=order.get("organization", _share, "share", "flow"),
         class_weights=order.get({}, _class_weights, "weights"),
+        class_slots=table.get({}, _class_slots, "class_slots"),
         queue_age_ms=_queue_ages(order),
+        long_jobs=table.get(None, _long_jobs, "long_jobs"),
         limits=limits,
         api=ApiLimits() if api is None and is_provider else api,
         retry=table.get(Pool().retry, _retry, "retry"),
     )
     order.close()
     table.close()
+    if pool.discipline == "fifo" and any(
+        own.min or own.nominal for own in pool.class_slots.values()
+    ):
+        raise table.at("class_slots").clash(
+            "only 'max' in it, or another discipline: fifo asks for nothing but arrival"
+        )
     return pool
 
 
@@ -259,6 +302,26 @@ def _share(value: Value) -> str:
 
 def _class_weights(value: Value) -> dict[str, int]:
     return {name: each.weight() for name, each in value.table().named(CLASSES)}
+
+
+def _class_slots(value: Value) -> dict[str, ClassSlots]:
+    return {name: _slots_of_class(each) for name, each in value.table().named(CLASSES)}
+
+
+def _slots_of_class(value: Value) -> ClassSlots:
+    table = value.table()
+    read = ClassSlots(
+        min=table.get(0, Value.count, "min"),
+        nominal=table.get(0, Value.count, "nominal"),
+        max=table.get(0, Value.count, "max"),
+    )
+    table.close()
+    said = [slots for slots in (read.min, read.nominal, read.max) if slots]
+    if not said:
+        raise value.clash("at least one of min, nominal, max")
+    if said != sorted(said):
+        raise value.clash("min, nominal and max in this order of size")
+    return read
 
 
 def _queue_ages(order: Table) -> dict[str, int]:

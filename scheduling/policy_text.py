@@ -13,8 +13,10 @@ from ledger.policy import (
     WEIGHT_ONE,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
+    LongJobs,
     Organization,
     Policy,
     Pool,
@@ -90,6 +92,11 @@ def _workload_class(known: WorkloadClass) -> Fields:
         fields["strict"] = "true"
     if known.quantum_ms:
         fields["quantum"] = _duration(known.quantum_ms)
+    if known.size_buckets is not None:
+        bounds = _list(map(_duration, known.size_buckets.bounds_ms))
+        rule = {"bounds": bounds, "small_first": str(known.size_buckets.small_first)}
+        fields["size_buckets"] = _inline(rule)
+    fields |= _long_jobs(known.long_jobs)
     return {**fields, **_wait_target(known.wait_target_ms), **_limits(known.limits)}
 
 
@@ -117,9 +124,13 @@ def _pool(pool: Pool) -> Fields:
     if pool.class_weights:
         weights = {name: weight_text(weight) for name, weight in pool.class_weights.items()}
         fields["weights"] = _inline(weights)
+    if pool.class_slots:
+        slots = {name: _inline(_class_slots(own)) for name, own in pool.class_slots.items()}
+        fields["class_slots"] = _inline(slots)
     if pool.queue_age_ms:
         ages = {name: _duration(age_ms) for name, age_ms in pool.queue_age_ms.items()}
         fields["queue_age"] = _inline(ages)
+    fields |= _long_jobs(pool.long_jobs)
     fields |= _limits(pool.limits)
     if pool.api is not None:
         fields["api"] = _inline(_api(pool.api))
@@ -136,6 +147,18 @@ def _api(api: ApiLimits) -> Fields:
         for key in api.__struct_fields__
         if getattr(api, key) != getattr(default, key)
     }
+
+
+def _long_jobs(rule: LongJobs | None) -> Fields:
+    if rule is None:
+        return {}
+    fields = {"above": _duration(rule.above_ms), "max_running": str(rule.max_running)}
+    return {"long_jobs": _inline(fields)}
+
+
+def _class_slots(own: ClassSlots) -> Fields:
+    """Its fields are called as in a file."""
+    return {key: str(getattr(own, key)) for key in own.__struct_fields__ if getattr(own, key)}
 
 
 def _retry(rule: RetryRule) -> Fields:

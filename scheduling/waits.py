@@ -19,6 +19,7 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId
 from ledger.state import Job
 from scheduling.aside import waited_for
+from scheduling.class_shares import KEPT
 from scheduling.explain import jobs_ahead
 from scheduling.followed import Followed
 from scheduling.placement import Shape
@@ -35,6 +36,7 @@ class Heading(StrEnum):
     ASSIGNED = "assigned, not started"
     NO_SLOT = "no serving slot"
     OWN_LIMIT = "own limit"
+    KEPT = "kept for another class"
     EARLIER_JOBS = "earlier jobs of its flow"
     POOL_LIMIT = "limit of the pool"
     OTHERS_TURN = "others' turn"
@@ -149,8 +151,9 @@ class Wait:
         followed, spec = self._followed, job.placed
         if not followed.fleet.serves(spec.pool, Shape.of(spec)):
             return Heading.NO_SLOT
-        if followed.state.flows[spec.flow].limit:
-            return Heading.OWN_LIMIT
+        limit = followed.state.flows[spec.flow].limit
+        if limit:
+            return Heading.KEPT if limit.startswith(KEPT) else Heading.OWN_LIMIT
         if jobs_ahead(followed.state, job):
             return Heading.EARLIER_JOBS
         hold = followed.headroom.hold(job)

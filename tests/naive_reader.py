@@ -47,6 +47,8 @@ class NaiveReader:
         self.workers: dict[str, Body] = {}
         self.nodes: dict[str, Body] = {}
         self.disciplines: dict[str, str] = {}
+        self.divided: set[str] = set()
+        self.turns: dict[str, list[int]] = {}
         self.factors: dict[str, int] = {}
         self.flows: dict[str, defaultdict[str, int]] = {}
         self.pools: dict[str, defaultdict[str, int]] = {}
@@ -168,6 +170,11 @@ class NaiveReader:
                 name: max(1, pool["api"].get("output_factor", 2))
                 for name, pool in pools.items()
                 if pool.get("api")
+            }
+            self.divided = {
+                name
+                for name, pool in pools.items()
+                if any(slots.get("nominal") for slots in pool.get("class_slots", {}).values())
             }
             self.disciplines = {name: pool.get("discipline", "wfq") for name, pool in pools.items()}
         elif kind == "ready":
@@ -344,7 +351,7 @@ class NaiveReader:
     def nothing(self, decision: Body) -> None:
         """No job's state rests on it."""
 
-    decided_elect = decided_reserve = decided_unreserve = nothing
+    decided_elect = decided_deny = decided_reserve = decided_unreserve = nothing
     decided_block_node = decided_probe_node = decided_free_node = nothing
 
     def decided_hold(self, decision: Body) -> None:
@@ -440,14 +447,16 @@ class NaiveReader:
     def decided_free(self, decision: Body) -> None:
         flow = self.flows[decision["flow"]]
         self.blocked.discard(decision["flow"])
-        level = self.level(decision["flow"].rpartition("/")[2], but=decision["flow"])
+        level = self.level(decision["flow"], but=decision["flow"])
         flow["since"] = max(flow["since"], level - decision.get("credit", 0))
 
-    def level(self, pool: str, but: str = "") -> int:
+    def level(self, of: str, but: str = "") -> int:
+        pool = of.rpartition("/")[2]
+        peers = of.partition("/")[2] if pool in self.divided else pool
         waiting = [
             max(flow["F"], flow["since"])
             for name, flow in self.flows.items()
-            if name.rpartition("/")[2] == pool and flow["waiting"]
+            if f"/{name}".endswith(f"/{peers}") and flow["waiting"]
             if name not in self.blocked and name != but
         ]
         return int(min([self.pools[pool]["V"], *waiting]))
@@ -496,7 +505,7 @@ class NaiveReader:
         flow = self.flows.setdefault(job["flow"], zeros())
         self.pools.setdefault(job["pool"], zeros())
         if flow["waiting"] == 0 and not resumed:
-            flow["since"] = self.level(job["pool"])
+            flow["since"] = self.level(job["flow"])
         self.count(job, waiting=1, running=0)
 
     def leave(self, job: Body) -> None:
@@ -505,6 +514,7 @@ class NaiveReader:
     def dispatch(self, job: Body, decision: Body) -> None:
         pool = self.pools[job["pool"]]
         self.flows[job["flow"]]["F"] = decision["finish_tag"]
+        self.turns[job["flow"]] = decision.get("turns", [])
         if not decision.get("backfill", False):
             wfq = self.disciplines.get(job["pool"], "wfq") == "wfq"
             pool["V"] = max(pool["V"], decision["finish_tag" if wfq else "start_tag"])
@@ -527,6 +537,7 @@ class NaiveReader:
     def digest(self) -> str:
         texts = [
             f"{name} {flow['F']} {flow['since']} {flow['waiting']} {flow['running']}"
+            + "".join(f" {turn}" for turn in self.turns.get(name, []))
             for name, flow in self.flows.items()
         ] + [
             f"{name} {pool['V']} {pool['waiting']} {pool['running']}"

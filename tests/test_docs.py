@@ -83,6 +83,9 @@ BODIES: dict[Section, Body] = {
             policy.Limits,
             policy.Pool,
             policy.ApiLimits,
+            policy.ClassSlots,
+            policy.SizeBuckets,
+            policy.LongJobs,
             policy.RetryRule,
         )
     },

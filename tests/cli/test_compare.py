@@ -170,7 +170,7 @@ def test_whatif_with_other_weights(scenario: str, capsys: pytest.CaptureFixture[
     ("args", "message"),
     [
         (("compare", "--policies", "lifo", "abc"), "no policy 'lifo'; policies are wfq"),
-        (("compare", "nowhere"), "'nowhere' is no scenario (abc, honest, starvation), file"),
+        (("compare", "nowhere"), "'nowhere' is no scenario (abc, honest, starvation, teams), file"),
         (("compare", "--where", "vc", "abc"), "--where vc: say COLUMN=VALUE"),
         (("compare", "--plot", "a.gif", "abc"), "must end in .png or .svg"),
         (("compare", str(PHILLY / "philly_4vc_jobs.csv.gz")), "says nothing of slots"),

@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from ledger import events as e
 from ledger.events import AttemptRef, JobState, Liveness
 from ledger.names import FlowId, JobId, WorkerName
-from ledger.policy import Limits, Pool
+from ledger.policy import ClassSlots, Limits, Pool, WorkloadClass
+from ledger.projection import Projection
 from ledger.state import Job, Phase, State, Worker
 from tests.world import World
 
@@ -227,13 +228,18 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
     if any(j.placed.pool == pool and pool_limits_broken(state, j, more=1) for j in waiting):
         return
     held = {j.placed.flow for j in waiting if own_limits_broken(state, j, more=1)}
-    if state.policy.discipline(pool) == "fifo" or pool in state.reservations:
+    if state.policy.discipline(pool) == "fifo":
+        return
+    if pool in state.reservations:
+        check_what_is_kept_is_taken(state, waiting, pool)
         return
     for job in state.jobs.values():
         if (
             job.in_queue
             and job.placed.pool == pool
             and job.placed.flow not in held
+            and not takes_what_is_kept(state, job)
+            and not long_limit_broken(state, job)
             and is_first_by_name(state, job)
         ):
             assert not fits(state, job, only_free=True), job.id
@@ -257,7 +263,7 @@ def check_blocked_flows(state: State) -> None:
     for job in state.jobs.values():
         if job.in_queue:
             served[job.placed.flow].append(fits(state, job, only_free=False))
-            if own_limits_broken(state, job, more=1):
+            if own_limits_broken(state, job, more=1) or long_limit_broken(state, job):
                 held.add(job.placed.flow)
     for name, flow in state.flows.items():
         if flow.limit:
@@ -302,12 +308,143 @@ def own_limits_broken(state: State, job: Job, *, more: int) -> bool:
             return True
         if agreed.limits.slots_percent and here > share(state, spec.pool, agreed.limits):
             return True
-    return False
+    return shares_broken(state, job, more=more)
 
 
 def share(state: State, pool: str, limits: Limits) -> int:
     serving = sum(w.pool == pool and serves(state, w) for w in state.workers.values())
     return max(1, serving * limits.slots_percent // 100)
+
+
+# --- long jobs, computed the slow way -------------------------------------------------------
+
+
+def long_limit_broken(state: State, job: Job) -> bool:
+    """Whether too many long ones run already for this one, which is long."""
+    pool = state.policy.pools.get(job.placed.pool, Pool())
+    known = state.policy.classes.get(job.placed.workload_class, WorkloadClass())
+    for rule, whose in (
+        (pool.long_jobs, {"pool": job.placed.pool}),
+        (known.long_jobs, {"workload_class": job.placed.workload_class}),
+    ):
+        if rule is not None and _is_long(state, job, rule.above_ms):
+            running = [
+                other
+                for other in state.jobs.values()
+                if any(attempt.phase not in (Phase.LOST, Phase.ENDED) for attempt in other.attempts)
+                and all(getattr(other.placed, key) == value for key, value in whose.items())
+                and _is_long(state, other, rule.above_ms)
+            ]
+            if len(running) >= rule.max_running:
+                return True
+    return False
+
+
+def _is_long(state: State, job: Job, above_ms: int) -> bool:
+    known = state.policy.classes.get(job.placed.workload_class, WorkloadClass())
+    yields = job.spec.resumable and known.quantum_ms
+    is_call = state.policy.pools.get(job.placed.pool, Pool()).api is not None
+    return job.size > above_ms and not yields and not is_call
+
+
+# --- shares of classes, computed the slow way ----------------------------------------------
+
+
+def slots_of_classes(state: State, pool: str) -> dict[str, ClassSlots]:
+    return state.policy.pools.get(pool, Pool()).class_slots
+
+
+def used_by(state: State, workload_class: str, pool: str) -> int:
+    return slots_of(state, workload_class=workload_class, pool=pool)
+
+
+def shares_broken(state: State, job: Job, *, more: int) -> bool:
+    """Whether its class has more than its most, or could not have it of what others keep."""
+    spec = job.placed
+    own = slots_of_classes(state, spec.pool).get(spec.workload_class, ClassSlots())
+    if own.max and used_by(state, spec.workload_class, spec.pool) + more * spec.slots > own.max:
+        return True
+    if not more or not takes_what_is_kept(state, job):
+        return False
+    serving = sum(len(names) for names in banks(state, spec.pool, only_free=False).values())
+    return spec.slots == 1 or serving - spec.slots < kept(state, job, used=False)
+
+
+def kept(state: State, job: Job, *, used: bool = True) -> int:
+    """Slots that other classes keep beyond what they have (``used``), or in all."""
+    spec = job.placed
+    if state.policy.discipline(spec.pool) == "fifo":
+        return 0
+    return sum(
+        max(0, own.min - (used_by(state, name, spec.pool) if used else 0))
+        for name, own in slots_of_classes(state, spec.pool).items()
+        if name != spec.workload_class
+    )
+
+
+def within_min(state: State, job: Job) -> bool:
+    spec = job.placed
+    own = slots_of_classes(state, spec.pool).get(spec.workload_class, ClassSlots())
+    return used_by(state, spec.workload_class, spec.pool) + spec.slots <= own.min
+
+
+def takes_what_is_kept(state: State, job: Job) -> bool:
+    """Whether it would leave other classes less than is kept for them."""
+    others = kept(state, job)
+    free = sum(len(names) for names in banks(state, job.placed.pool, only_free=True).values())
+    return bool(others) and not within_min(state, job) and free - job.spec.slots < others
+
+
+def check_what_is_kept_is_taken(state: State, waiting: list[Job], pool: str) -> None:
+    """No reservation keeps a class from what is kept for it (of flows with narrow jobs only)."""
+    flows = {job.placed.flow for job in waiting if job.placed.pool == pool}
+    for flow in flows:
+        jobs = [job for job in waiting if job.placed.flow == flow]
+        if all(
+            job.spec.slots == 1
+            and not job.placed.worker
+            and within_min(state, job)
+            and not own_limits_broken(state, job, more=1)
+            for job in jobs
+        ):
+            assert not any(fits(state, job, only_free=True) for job in jobs), flow
+
+
+def check_each_assignment(projection: Projection, page: e.Page) -> None:
+    """At the instant of each assignment of the page: no limit is broken, nothing that is kept
+    is taken, and who has what his class is owed passes nobody who has not."""
+    projection.begin(page.at, page.epoch, page.leader, page.facts, page.seen)
+    before: e.AnyDecision | None = None
+    for decision in page.decisions:
+        if isinstance(decision, e.AttemptAssigned):
+            state = projection.state
+            job = state.jobs[decision.job]
+            assert not own_limits_broken(state, job, more=1), job.id
+            assert not pool_limits_broken(state, job, more=1), job.id
+            assert not takes_what_is_kept(state, job), job.id
+            assert not long_limit_broken(state, job), job.id
+            if not decision.backfill and not isinstance(before, e.ReservationEnded):
+                check_nobody_is_owed(state, job)
+        projection.apply_decision(decision)
+        before = decision
+
+
+def check_nobody_is_owed(state: State, job: Job) -> None:
+    """A job whose class has what it is owed goes: none waits whose class has less, and fits."""
+    spec = job.placed
+    shares = slots_of_classes(state, spec.pool)
+    owed = {name: own.nominal - used_by(state, name, spec.pool) for name, own in shares.items()}
+    is_strict = state.policy.is_strict(spec.workload_class)
+    is_owed = owed.get(spec.workload_class, 0) > 0
+    if is_strict or is_owed or state.policy.discipline(spec.pool) == "fifo":
+        return
+    waiting = [other for other in state.jobs.values() if other.state is JobState.PENDING]
+    waiting = [other for other in waiting if other.placed.pool == spec.pool]
+    held = {other.placed.flow for other in waiting if own_limits_broken(state, other, more=1)}
+    for other in waiting:
+        is_owed = owed.get(other.placed.workload_class, 0) > 0
+        if is_owed and other.placed.flow not in held and not long_limit_broken(state, other):
+            assert not fits(state, other, only_free=True) or not is_first_by_name(state, other)
 
 
 def pool_limits_broken(state: State, job: Job, *, more: int) -> bool:

@@ -26,6 +26,7 @@ from ledger.policy import (
     SHARES,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
     Organization,
@@ -38,7 +39,7 @@ from ledger.state import Job, State
 from scheduling.decide import Scheduler
 from scheduling.placement import Fleet, Shape
 from scheduling.turn import take_turn
-from tests.scheduling.checks import History
+from tests.scheduling.checks import History, check_each_assignment
 from tests.scheduling.processes import Process, Processes
 from tests.world import World, job_id, sha256_of
 
@@ -72,6 +73,15 @@ limits = st.builds(
     submissions_per_minute=st.sampled_from([0, 0, 0, 6]),
     queue_length=st.sampled_from([0, 0, 0, 3]),
     queue_age_ms=st.sampled_from([0, 0, 3_000]),
+)
+class_slots = st.builds(
+    ClassSlots,
+    min=st.sampled_from([0, 0, 1, 2]),
+    nominal=st.sampled_from([0, 1, 2]),
+    max=st.sampled_from([0, 0, 2, 3]),
+)
+shares_of_classes = st.fixed_dictionaries(
+    {}, optional={"batch": class_slots, "interactive": class_slots}
 )
 nodes = st.sampled_from(NODES)
 
@@ -109,6 +119,7 @@ class Histories(RuleBasedStateMachine):
         """The leader posts a page, and everybody who follows agrees with it."""
         world = self.world
         restarted, fresh = restored(world.state)
+        stepwise = restored(world.state)[0]
         world.turn(elected=elected, after_ms=after_ms)
         page = world.pages[-1]
         for projection, scheduler in ((restarted, fresh), (self.late_reader, self.second)):
@@ -125,6 +136,7 @@ class Histories(RuleBasedStateMachine):
             assert (decisions, fair) == (page.decisions, page.fair)
             projection.finish(page.seq, sha256_of(page))
             assert projection.state == world.state
+        check_each_assignment(stepwise, page)
         assert self.reader.apply(page, sha256_of(page))
         assert encode_checkpoint(self.reader.state) == encode_checkpoint(world.state)
         assert self.reader.fair.digest() == page.fair
@@ -238,6 +250,7 @@ class Histories(RuleBasedStateMachine):
         of_organization=limits,
         of_class=limits,
         of_flow=limits,
+        shares=shares_of_classes,
         strict=st.booleans(),
         demote=st.booleans(),
     )
@@ -250,10 +263,11 @@ class Histories(RuleBasedStateMachine):
         of_organization: Limits,
         of_class: Limits,
         of_flow: Limits,
+        shares: dict[str, ClassSlots],
         strict: bool,
         demote: bool,
     ) -> None:
-        pool = Pool(discipline=discipline, share=share, limits=of_pool, api=api)
+        pool = Pool(discipline=discipline, share=share, limits=of_pool, api=api, class_slots=shares)
         interactive = WorkloadClass(
             strict=strict,
             allow=(AllowRule(organizations=("a", "b")),),

@@ -49,6 +49,24 @@ def end(made: World, job: JobId) -> list[e.AnyDecision]:
     return made.turn()
 
 
+def test_a_flow_that_two_limits_held_starts_when_the_second_has_room() -> None:
+    """Organization a and class batch may have one slot each, and both do: a's batch job waits
+    for the one, then only for the other."""
+    one = Limits(slots=1)
+    classes = {"batch": WorkloadClass(limits=one), "interactive": WorkloadClass()}
+    organizations = {"a": Organization(limits=one)}
+    made = world(Policy(organizations=organizations, classes=classes, pools=POOL))
+    first = made.submit("a", workload_class="interactive")
+    second = made.submit("b")
+    made.turn()
+    waits = made.submit("a")
+    made.turn()
+    end(made, first)
+    assert made.job(waits).state is JobState.PENDING
+    end(made, second)
+    assert made.job(waits).state is JobState.ASSIGNED
+
+
 OF_A = [
     Policy(organizations={"a": Organization(limits=Limits(slots=2))}, pools=POOL),
     Policy(flows={FlowId("a/batch/default"): FlowAgreement(limits=Limits(slots=2))}, pools=POOL),

@@ -16,12 +16,15 @@ from ledger.policy import (
     SHARES,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
+    LongJobs,
     Organization,
     Policy,
     Pool,
     RetryRule,
+    SizeBuckets,
     WorkloadClass,
 )
 from scheduling.policy_file import parse_policy
@@ -348,6 +351,50 @@ def test_a_fault_in_yaml_names_line_key_and_what_was_expected(text: str, says: s
     assert str(caught.value) == "p.yaml" + says
 
 
+@pytest.mark.parametrize(
+    ("pool", "says"),
+    [
+        ("class_slots = {bach = {max = 7}}", ".bach: expected one of system, interactive, batch; "
+         "did you mean 'batch'?"),
+        ("class_slots = {batch = {mx = 7}}", ".batch.mx: expected one of min, nominal, max; did "
+         "you mean 'max'?"),
+        ("class_slots = {batch = {}}", ".batch: expected at least one of min, nominal, max"),
+        ("class_slots = {batch = {nominal = 3, max = 2}}", ".batch: expected min, nominal and max "
+         "in this order of size"),
+        ("class_slots = {batch = {max = 0}}", ".batch.max: expected a whole number from 1 to "
+         "1000000000, not 0; leave it out for no limit"),
+        ("discipline = 'fifo'\nclass_slots = {batch = {min = 1}}", ": expected only 'max' in it, "
+         "or another discipline: fifo asks for nothing but arrival"),
+    ],
+)  # fmt: skip
+def test_wrong_shares_of_classes_are_refused(pool: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_policy(f"[pools.p]\n{pool}\n", source="p.toml")
+    line = 1 + len(pool.splitlines())
+    assert str(caught.value) == f"p.toml:{line}: pools.p.class_slots{says}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("long_jobs = {above = '1h'}", "long_jobs: expected both 'above' and 'max_running'"),
+        ("long_jobs = {above = '1h', max_runing = 1}", "long_jobs.max_runing: expected one of "
+         "above, max_running; did you mean 'max_running'?"),
+        ("size_buckets = {small_first = 2}", "size_buckets: expected 'bounds' in it"),
+        ("size_buckets = {bounds = []}", "size_buckets.bounds: expected 1 to 7 times, each longer "
+         "than the one before"),
+        ("size_buckets = {bounds = ['2m', '1m']}", "size_buckets.bounds: expected 1 to 7 times, "
+         "each longer than the one before"),
+        ("size_buckets = {bounds = ['1m'], small_first = 0}", "size_buckets.small_first: expected "
+         "a whole number from 1 to 1000000000, not 0; leave it out for no limit"),
+    ],
+)  # fmt: skip
+def test_wrong_rules_of_sizes_are_refused(rule: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_policy(f"[classes.batch]\n{rule}\n", source="p.toml")
+    assert str(caught.value) == f"p.toml:2: classes.batch.{says}"
+
+
 def test_a_text_that_is_neither_says_so_of_both() -> None:
     with pytest.raises(RequestError) as caught:
         parse_policy("[x", source="p")
@@ -415,13 +462,25 @@ rules = st.builds(
     AllowRule, submitters=several(submitters), organizations=several(name_patterns),
     pools=several(name_patterns), names=several(lines),
 ).filter(lambda rule: rule != AllowRule())  # fmt: skip
+long_jobs = st.none() | st.builds(
+    LongJobs, above_ms=ages_ms.filter(bool), max_running=counts.filter(bool)
+)
 classes = st.builds(
     WorkloadClass, weight=weights, allow=several(rules), demote_to=st.just("") | class_names,
-    strict=st.booleans(), wait_target_ms=ages_ms, limits=limits,
+    strict=st.booleans(), wait_target_ms=ages_ms, limits=limits, long_jobs=long_jobs,
+    size_buckets=st.none() | st.builds(
+        SizeBuckets, small_first=st.integers(1, 9),
+        bounds_ms=st.sets(ages_ms.filter(bool), min_size=1, max_size=7).map(sorted).map(tuple),
+    ),
 )  # fmt: skip
+shares_of_a_class = st.builds(
+    ClassSlots, min=st.integers(0, 3), nominal=st.sampled_from([0, 3, 4]),
+    max=st.sampled_from([0, 4, 9]),
+).filter(lambda own: own != ClassSlots())  # fmt: skip
 pools = st.builds(
     Pool, workers=several(name_patterns), discipline=st.sampled_from(DISCIPLINES),
     share=st.sampled_from(SHARES), class_weights=st.dictionaries(class_names, weights),
+    class_slots=st.dictionaries(class_names, shares_of_a_class), long_jobs=long_jobs,
     queue_age_ms=st.dictionaries(class_names, ages_ms.filter(bool)), limits=limits,
     api=st.none() | st.builds(
         ApiLimits, requests_per_minute=counts, tokens_per_minute=counts, in_flight=counts,
@@ -435,12 +494,20 @@ flows = st.tuples(names, class_names, names).map(lambda parts: FlowId("/".join(p
 def is_agreed(policy: Policy) -> bool:
     """What a file refuses, and each Struct on its own cannot know."""
     members = [member for o in policy.organizations.values() for member in o.members]
-    return len(members) == len(set(members)) and all(
-        not (known.demote_to and policy.classes[known.demote_to].allow)
-        and not (known.strict and not known.allow)
-        and not (known.strict and not (known.limits.slots or known.limits.slots_percent))
-        and not (known.strict and not (known.limits.queue_length or known.limits.queue_age_ms))
-        for known in policy.classes.values()
+    return (
+        len(members) == len(set(members))
+        and all(
+            not (known.demote_to and policy.classes[known.demote_to].allow)
+            and not (known.strict and not known.allow)
+            and not (known.strict and not (known.limits.slots or known.limits.slots_percent))
+            and not (known.strict and not (known.limits.queue_length or known.limits.queue_age_ms))
+            for known in policy.classes.values()
+        )
+        and not any(
+            pool.discipline == "fifo"
+            and any(own.min or own.nominal for own in pool.class_slots.values())
+            for pool in policy.pools.values()
+        )
     )
 
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import msgspec
@@ -92,7 +93,8 @@ def submit(
     pool: Annotated[str, typer.Option("--pool", "-p", help="Resource pool.")] = "",
     org: Annotated[str, typer.Option("--org", help="Organization that pays.")] = "",
     workload_class: Annotated[
-        str, typer.Option("--class", help="batch (default), interactive or system.")
+        str,
+        typer.Option("--class", help="batch (default), interactive, system, or one of the policy."),
     ] = "",
     gpus: Annotated[str, typer.Option("--gpus", "-G", help="Slots: N or TYPE:N.")] = "1",
     gpu_mem: Annotated[
@@ -312,7 +314,9 @@ def _workload_class(view: View, flag: str) -> Setting:
     workers = view.state.workers.values()
     pools = {worker.pool for worker in workers} | set(view.state.policy.pools)
     gpus = {worker.slot.gpu_name.lower() for worker in workers}
-    classes = f"a class is one of {', '.join(known)}"
+    near = get_close_matches(flag, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    classes = f"a class is one of {', '.join(known)}{hint}"
     if flag in pools:
         raise RequestError(f"{flag!r} is a pool, no class: say --pool {flag} ({classes})")
     if any(flag.lower() in gpu for gpu in gpus):

@@ -121,7 +121,10 @@ def _show_lead(lead: LeadSignal) -> str:
 NAME = Option(flags=("--name", "-J"), help="Else the file's or program's.", default="")
 POOL = Option(flags=("--pool", "-p"), help="Resource pool.", read=_read_pool, default="")
 ORG = Option(flags=("--org",), help="Organization that pays.", read=_read_organization, default="")
-CLASS = Option(flags=("--class",), help="batch (default), interactive or system.", default="batch")
+CLASS = Option(
+    flags=("--class",), help="batch (default), interactive, system, or one of the policy.",
+    default="batch",
+)  # fmt: skip
 GPUS = Option(
     flags=("--gpus", "-G"), help="Slots: N or TYPE:N.", read=parse_gpus, default=parse_gpus("1"),
     fields=("slots", "gpu_type"), show=_show_gpus,

@@ -12,6 +12,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -334,7 +335,9 @@ def _workload_class(view: View, choices: Choices) -> Setting:
     workers = view.state.workers.values()
     pools = {worker.pool for worker in workers} | set(view.state.policy.pools)
     gpus = {worker.slot.gpu_name.lower() for worker in workers}
-    classes = f"a class is one of {', '.join(known)}"
+    near = get_close_matches(name, known, n=1)
+    mend = f"; did you mean {near[0]!r}?" if near else ""
+    classes = f"a class is one of {', '.join(known)}{mend}"
     if name in pools:
         raise RequestError(f"{name!r} is a pool, no class: say --pool {name} ({classes})")
     if any(name.lower() in gpu for gpu in gpus):

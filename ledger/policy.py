@@ -20,7 +20,8 @@ WEIGHT_ONE = 1_000
 """The weight 1."""
 
 CLASSES = ("system", "interactive", "batch")
-"""The workload classes in the order in which ``strict`` serves them."""
+"""The workload classes that there always are, in the order in which ``strict`` serves them;
+it serves those of a policy after them."""
 
 DISCIPLINES = ("wfq", "sfq", "fifo", "strict")
 

@@ -38,8 +38,8 @@ def rank(
     """The rank of a job of ``cost_ms`` slot-milliseconds at the head of ``flow``.
 
     ``wfq``: smallest finish tag; ``sfq``: smallest start tag; ``fifo``: arrival alone;
-    ``strict``: system before interactive before batch, arrival within. ``borrows``: the flow's
-    class has what the pool owes it.
+    ``strict``: system before interactive before batch before all others, arrival within.
+    ``borrows``: the flow's class has what the pool owes it.
     """
     match discipline:
         case "wfq":
@@ -47,7 +47,7 @@ def rank(
         case "sfq":
             tag = flow.start_tag
         case "strict":
-            # A job of no known class is about to be rejected.
+            # All others come behind: those of the policy, or none that is known (yet rejected).
             tag = (*CLASSES, flow.workload_class).index(flow.workload_class)
         case _:
             tag = 0

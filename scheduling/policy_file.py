@@ -10,6 +10,7 @@ way back.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ledger.errors import RequestError
 from ledger.names import NAME, FlowId
@@ -31,7 +32,9 @@ from ledger.policy import (
     WorkloadClass,
 )
 from scheduling.policy_document import read_document
-from scheduling.policy_table import NAME_FORM, Table, Value
+from scheduling.policy_table import NAME_FORM, Table, Value, nearest
+
+Names = tuple[str, ...]
 
 API_KEYS = (
     "requests_per_minute",
@@ -72,15 +75,17 @@ def _policy(file: Table) -> Policy:
         for name, value in _tables(file, "organizations", "a table: [organizations.NAME]").named()
     }
     _check_members(file, organizations)
+    stated = _tables(file, "classes", "a table: [classes.NAME]").named()
+    names = tuple(dict.fromkeys([*CLASSES, *(name for name, _ in stated)]))
     classes = dict(Policy().classes)
-    stated = _tables(file, "classes", "a table: [classes.NAME]").named(CLASSES)
     for name, value in stated:
-        classes[name] = _workload_class(value, classes[name].weight)
+        weight = classes.get(name, WorkloadClass()).weight
+        classes[name] = _workload_class(value, weight, names)
     for name, value in stated:
         _check_demotion(value, classes, classes[name].demote_to)
-    pools = dict(_pools(file))
+    pools = dict(_pools(file, names))
     flows = dict(
-        _flow(key, value)
+        _flow(key, value, names)
         for key, value in _tables(file, "flows", 'a table: [flows."ORG/CLASS/POOL"]').items()
     )
     default = file.find("default_organization")
@@ -137,12 +142,13 @@ def _check_members(file: Table, organizations: dict[str, Organization]) -> None:
 # --- classes
 
 
-def _workload_class(value: Value, weight: int) -> WorkloadClass:
+def _workload_class(value: Value, weight: int, classes: Names) -> WorkloadClass:
+    """``weight``: where it says none; ``classes``: all that there are."""
     table = value.table()
     read = WorkloadClass(
         weight=table.get(weight, Value.weight, "weight"),
         allow=table.get((), _allow_rules, "allow"),
-        demote_to=table.get("", _demote_to, "otherwise"),
+        demote_to=table.get("", partial(_demote_to, classes=classes), "otherwise"),
         strict=table.get(False, Value.flag, "strict"),
         wait_target_ms=table.get(0, Value.duration_ms, "wait_target"),
         quantum_ms=table.get(0, Value.duration_ms, "quantum"),
@@ -218,8 +224,8 @@ def _allow_rule(value: Value) -> AllowRule:
     return rule
 
 
-def _demote_to(value: Value) -> str:
-    forms = [REJECT, *(DEMOTE + name for name in CLASSES)]
+def _demote_to(value: Value, classes: Names) -> str:
+    forms = [REJECT, *(DEMOTE + name for name in classes)]
     return value.one_of(forms).removeprefix(REJECT).removeprefix(DEMOTE)
 
 
@@ -233,17 +239,17 @@ def _check_demotion(value: Value, classes: dict[str, WorkloadClass], demote_to: 
 # --- pools
 
 
-def _pools(file: Table) -> Iterator[tuple[str, Pool]]:
+def _pools(file: Table, classes: Names) -> Iterator[tuple[str, Pool]]:
     """Pools as tables by name, or as a list of tables of which each says its name."""
     found = file.find("pools")
     if found is not None and isinstance(found.plain, list):
-        yield from _listed_pools(found)
+        yield from _listed_pools(found, classes)
     elif found is not None:
         for name, value in found.table("a table [pools.NAME], or a list").named():
-            yield name, _pool(value.table())
+            yield name, _pool(value.table(), classes)
 
 
-def _listed_pools(value: Value) -> Iterator[tuple[str, Pool]]:
+def _listed_pools(value: Value, classes: Names) -> Iterator[tuple[str, Pool]]:
     names = set()
     for each in value.entries():
         table = each.table()
@@ -256,10 +262,10 @@ def _listed_pools(value: Value) -> Iterator[tuple[str, Pool]]:
         if name in names:
             raise named.clash(f"each pool once: {name!r} stands above already")
         names.add(name)
-        yield name, _pool(table, is_provider="provider" in table)
+        yield name, _pool(table, classes, is_provider="provider" in table)
 
 
-def _pool(table: Table, *, is_provider: bool = False) -> Pool:
+def _pool(table: Table, classes: Names, *, is_provider: bool = False) -> Pool:
     """``is_provider``: the pool stands for an external service, whatever else it says."""
     limits, api = _pool_limits(table)
     scheduler = table.find("scheduler")
@@ -268,9 +274,9 @@ def _pool(table: Table, *, is_provider: bool = False) -> Pool:
         workers=table.get((), Value.name_patterns, "workers"),
         discipline=order.get("wfq", _discipline, "discipline", "algorithm"),
         share=order.get("organization", _share, "share", "flow"),
-        class_weights=order.get({}, _class_weights, "weights"),
-        class_slots=table.get({}, _class_slots, "class_slots"),
-        queue_age_ms=_queue_ages(order),
+        class_weights=order.get({}, partial(_class_weights, classes=classes), "weights"),
+        class_slots=table.get({}, partial(_class_slots, classes=classes), "class_slots"),
+        queue_age_ms=_queue_ages(order, classes),
         long_jobs=table.get(None, _long_jobs, "long_jobs"),
         limits=limits,
         api=ApiLimits() if api is None and is_provider else api,
@@ -300,12 +306,12 @@ def _share(value: Value) -> str:
     return "flow"
 
 
-def _class_weights(value: Value) -> dict[str, int]:
-    return {name: each.weight() for name, each in value.table().named(CLASSES)}
+def _class_weights(value: Value, classes: Names) -> dict[str, int]:
+    return {name: each.weight() for name, each in value.table().named(classes)}
 
 
-def _class_slots(value: Value) -> dict[str, ClassSlots]:
-    return {name: _slots_of_class(each) for name, each in value.table().named(CLASSES)}
+def _class_slots(value: Value, classes: Names) -> dict[str, ClassSlots]:
+    return {name: _slots_of_class(each) for name, each in value.table().named(classes)}
 
 
 def _slots_of_class(value: Value) -> ClassSlots:
@@ -324,13 +330,13 @@ def _slots_of_class(value: Value) -> ClassSlots:
     return read
 
 
-def _queue_ages(order: Table) -> dict[str, int]:
+def _queue_ages(order: Table, classes: Names) -> dict[str, int]:
     found = order.find("queue_age", "max_queue_age_seconds")
     if found is None:
         return {}
     in_seconds = found.path[-1] == "max_queue_age_seconds"
     read = Value.seconds_ms if in_seconds else Value.duration_ms
-    return {name: read(each) for name, each in found.table().named(CLASSES)}
+    return {name: read(each) for name, each in found.table().named(classes)}
 
 
 def _pool_limits(table: Table) -> tuple[Limits, ApiLimits | None]:
@@ -386,13 +392,14 @@ def _budget_percent(value: Value) -> int:
 # --- flows and limits
 
 
-def _flow(key: str, value: Value) -> tuple[FlowId, FlowAgreement]:
+def _flow(key: str, value: Value, classes: Names) -> tuple[FlowId, FlowAgreement]:
     parts = key.split("/")
     form = 'a flow: "ORGANIZATION/CLASS/POOL", three names'
     if len(parts) != 3 or not all(NAME.fullmatch(part) for part in parts):
         raise value.clash(form)
-    if parts[1] not in CLASSES:
-        raise value.clash(f"{form}, the second one of {', '.join(CLASSES)}")
+    if parts[1] not in classes:
+        near = nearest(parts[1], classes)
+        raise value.clash(f"{form}, the second one of {', '.join(classes)}{near}")
     table = value.table()
     agreement = FlowAgreement(
         wait_target_ms=table.get(0, Value.duration_ms, "wait_target"),

@@ -68,7 +68,7 @@ class Value(NamedTuple):
         words = tuple(known)
         if isinstance(self.plain, str) and self.plain in words:
             return self.plain
-        raise self.fault(f"one of {', '.join(words)}", _nearest(self.plain, words))
+        raise self.fault(f"one of {', '.join(words)}", nearest(self.plain, words))
 
     def flag(self) -> bool:
         if isinstance(self.plain, bool):
@@ -178,7 +178,7 @@ class Table:
         """All entries, each key a name, and one of ``known`` where that is given."""
         for key in self._entries:
             if known is not None and key not in known:
-                raise self.at(key).clash(f"one of {', '.join(known)}{_nearest(key, known)}")
+                raise self.at(key).clash(f"one of {', '.join(known)}{nearest(key, known)}")
             if not NAME.fullmatch(key):
                 raise self.at(key).clash(NAME_FORM)
         return self.items()
@@ -195,14 +195,15 @@ class Table:
         for key in self._entries:
             if key not in self._known:
                 known = tuple(self._known)
-                raise self.at(key).clash(f"one of {', '.join(known)}{_nearest(key, known)}")
+                raise self.at(key).clash(f"one of {', '.join(known)}{nearest(key, known)}")
 
 
 def _is_line(text: str) -> bool:
     return 0 < len(text) <= TEXT_MAX_CHARACTERS and text.isprintable()
 
 
-def _nearest(word: Any, known: tuple[str, ...]) -> str:
+def nearest(word: Any, known: tuple[str, ...]) -> str:
+    """The end of a message that ``word`` is none of those; empty where none is near."""
     near = get_close_matches(word, known, n=1) if isinstance(word, str) else []
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -337,6 +337,22 @@ def test_a_mistake_is_one_line_with_the_mend_and_writes_nothing(
     assert facts_in(home) == []
 
 
+def test_a_class_that_the_policy_defines_may_be_asked_for(
+    gpuq: Gpuq, fleet: Fleet, tmp_path: Path
+) -> None:
+    policy = tmp_path / "team.toml"
+    policy.write_text("[classes.nightly]\nweight = 0.5\n")
+    assert gpuq("policy", "apply", str(policy)).rc == 0
+    fleet.post()
+    assert gpuq("submit", "--class", "nightly", "--", "true").rc == 0
+    refused = gpuq("submit", "--class", "nightli", "--", "true")
+    assert refused.rc == 64
+    assert (
+        "'nightli' is no class (a class is one of batch, interactive, nightly, system; did you "
+        "mean 'nightly'?)"
+    ) in refused.err
+
+
 def test_a_class_that_is_a_pool_or_a_gpu_is_told_so(gpuq: Gpuq, fleet: Fleet) -> None:
     fleet.ready("n1-gpu0", pool="big", gpu="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984)
     fleet.post()

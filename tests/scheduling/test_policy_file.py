@@ -250,8 +250,6 @@ TIME = "expected a time such as 90s, 10m, 2h or 1d, not"
          "expected one of guests, not 'gusts'; did you mean 'guests'?"),
         ("default_organization = 'x'", ":1: default_organization: expected the name of an "
          "organization of this file, which has none"),
-        ("[classes.bach]\n", ":1: classes.bach: expected one of system, interactive, batch; "
-         "did you mean 'batch'?"),
         ("[classes.batch]\nwait_target = 90", f":2: classes.batch.wait_target: {TIME} 90"),
         ("[classes.batch]\nwait_target = '0s'", f":2: classes.batch.wait_target: {TIME} '0s'"),
         ("[classes.batch]\nwait_target = '-1s'", f":2: classes.batch.wait_target: {TIME} '-1s'"),
@@ -374,6 +372,49 @@ def test_wrong_shares_of_classes_are_refused(pool: str, says: str) -> None:
     assert str(caught.value) == f"p.toml:{line}: pools.p.class_slots{says}"
 
 
+def test_a_file_may_define_further_classes_and_say_of_them_what_it_may_of_others() -> None:
+    policy = parse_policy(
+        """
+        [classes.system]
+        allow = [{submitters = ["root"]}]
+        otherwise = "demote to nightly"
+        [classes.nightly]
+        quantum = "1h"
+        [pools.p]
+        weights = {nightly = 2}
+        class_slots = {nightly = {max = 1}}
+        queue_age = {nightly = "1h"}
+        [flows."a/nightly/p"]
+        wait_target = "1d"
+        """,
+        source="p.toml",
+    )
+    assert list(policy.classes) == ["system", "interactive", "batch", "nightly"]
+    assert policy.classes["nightly"] == WorkloadClass(quantum_ms=3_600_000)
+    assert policy.classes["system"].demote_to == "nightly"
+    pool = policy.pools["p"]
+    assert pool.class_weights == {"nightly": 2_000}
+    assert pool.class_slots == {"nightly": ClassSlots(max=1)}
+    assert pool.queue_age_ms == {"nightly": 3_600_000}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[flows.'a/nightli/p']", "flows.'a/nightli/p': expected a flow: "
+         '"ORGANIZATION/CLASS/POOL", three names, the second one of system, interactive, batch, '
+         "nightly; did you mean 'nightly'?"),
+        ("[pools.p]\nweights = {nightli = 1}", "pools.p.weights.nightli: expected one of system, "
+         "interactive, batch, nightly; did you mean 'nightly'?"),
+        ("[classes.Big]", "classes.Big: expected a name of 1 to 63 characters of a-z, 0-9 and '-'"),
+    ],
+)  # fmt: skip
+def test_a_class_that_there_is_not_names_the_nearest(text: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_policy(f"[classes.nightly]\n{text}\n", source="p.toml")
+    assert str(caught.value) == f"p.toml:{1 + len(text.splitlines())}: {says}"
+
+
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
@@ -436,7 +477,8 @@ def test_a_strict_class_needs_all_three(limits: str, allow: bool, lacks: str) ->
 # --- the way back
 
 names = st.from_regex(r"[a-z0-9-]{1,20}", fullmatch=True)
-class_names = st.sampled_from(CLASSES)
+OWN_CLASS = "nightly-2"
+class_names = st.sampled_from([*CLASSES, OWN_CLASS])
 weights = st.integers(1, 1_000_000_000)
 counts = st.integers(0, 1_000_000_000)
 ages_ms = st.integers(0, 3_650 * 86_400).map(lambda seconds: 1_000 * seconds)
@@ -516,7 +558,7 @@ def policies(draw: st.DrawFn) -> Policy:
     stated = draw(st.dictionaries(names, organizations, max_size=3))
     return Policy(
         organizations=stated,
-        classes=draw(st.fixed_dictionaries(dict.fromkeys(CLASSES, classes))),
+        classes=draw(st.fixed_dictionaries(dict.fromkeys([*CLASSES, OWN_CLASS], classes))),
         pools=draw(st.dictionaries(names, pools, max_size=3)),
         flows=draw(st.dictionaries(flows, st.builds(
             FlowAgreement, wait_target_ms=ages_ms, limits=limits), max_size=2)),

@@ -72,7 +72,7 @@ def test_nodes_and_a_policy() -> None:
         ('every = "20s"', 'evry = "20s"', "evry"),
         ("slots = 2", "", "either 'slots' or 'nodes'"),
         ('duration = "5s"', 'duration = "0s"', "begin at 1"),
-        ('every = "20s"', 'every = "20s"\nclass = "huge"', "huge"),
+        ('every = "20s"', 'every = "20s"\nclass = "huge"', "no class 'huge'"),
         ('title = "t"', "title = ", "t: "),
     ],
 )

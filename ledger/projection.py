@@ -26,6 +26,7 @@ from ledger.policy import Refusal
 from ledger.rates import admits, next_due
 from ledger.state import (
     INTRUDERS_MAX,
+    UNEXPLAINED,
     Attempt,
     Job,
     NodeHealth,
@@ -147,7 +148,7 @@ class Projection(Decided):
                 if job is not None and job.state is JobState.HELD:
                     job.requeues = 0
                     self.health.trust(job.spec)
-                    self.queue(job)
+                    self.enter(job)
             case e.MoveRequested():
                 self._move(fact)
             case e.RetryRequested():
@@ -158,7 +159,7 @@ class Projection(Decided):
                 self._policy(fact)
             case e.DrainRequested():
                 node = self.node(fact.node)
-                node.drained = fact.reason or node.drained or "drained"
+                node.drained = fact.reason or node.drained or UNEXPLAINED
                 node.drained_by, node.drained_now = fact.by, fact.now
                 self.touch_node(fact.node)
             case e.UndrainRequested():
@@ -189,7 +190,7 @@ class Projection(Decided):
             job.reason = "held at submit"
             self.touch(job)
         else:
-            self.queue(job)
+            self.enter(job)
         if cancel is not None:
             self._cancel(cancel)
 
@@ -269,7 +270,7 @@ class Projection(Decided):
         node.machine = fact.machine
         node.liveness = Liveness.FRESH
         worker.writer, worker.slot, worker.declared_pool = fact.writer, fact.slot, fact.pool
-        worker.incarnation = fact.incarnation
+        worker.incarnation, worker.price_micros = fact.incarnation, fact.price_micros
         worker.ready, worker.retired, worker.problem = True, "", ""
         self.advance_cursor(worker, fact.cursor)
         self.resolve_pool(worker)

@@ -45,6 +45,10 @@ GRACE_MS = Timings().grace_ms
 """Between TERM and KILL where nobody says anything: a grace is compared with that."""
 
 
+UNEXPLAINED = "drained"
+"""The reason of a drain for which its user gave none."""
+
+
 class Phase(IntEnum):
     """Where an attempt stands. It only moves forward, except that LOST may be found."""
 
@@ -80,6 +84,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     ran: bool = True
     settled: bool = False
     superseded: bool = False
+    excused: bool = False
+    """It failed within seconds of its start, and its node is blocked for that."""
     retried: bool = False
     """A user asked for a further attempt after this one was lost."""
     log_bytes: int = 0
@@ -118,15 +124,36 @@ class Job(msgspec.Struct, kw_only=True):
     over_rate: str = ""
     """Whose rate of submissions it broke."""
     wakes_at: int = 0
-    """Until when it is put off; 0 where it is not."""
+    """Until when it is put off, or stands aside at least; 0 where it does not."""
+    aside_since: int | None = None
+    """Since when it stands aside: PENDING, but in no queue before what it waits for has come."""
+    entered_at: int = 0
+    """When it last left that for its queue; 0: it never stood aside."""
     requeues: int = 0
     ended_at: int | None = None
+    tried_again: bool = False
+    """It had run and ended, and was put back behind all that waited."""
     conflicting_submits: int = 0
     """Submits under the same key with another body; they were rejected."""
 
     @property
     def id(self) -> JobId:
         return self.spec.id
+
+    @property
+    def in_queue(self) -> bool:
+        """Whether it stands in its flow's queue."""
+        return self.state is JobState.PENDING and self.aside_since is None
+
+    @property
+    def priority(self) -> int:
+        """Within its flow; what failed before does not pass those that ask for nothing."""
+        return min(self.spec.priority, 0) if self.tried_again else self.spec.priority
+
+    @property
+    def queued_since(self) -> int:
+        """From when on its wait for a slot counts."""
+        return self.entered_at or self.submitted_at
 
     @property
     def placed(self) -> JobSpec:
@@ -187,6 +214,8 @@ class Worker(msgspec.Struct, kw_only=True):
     incarnation: int = 0
     """Both of its newest incarnation that was admitted."""
     slot: Slot = Slot(kind="cpu", index=0)
+    price_micros: int = 0
+    """What its whole node costs an hour, as the worker was told."""
     cursor: int = 0
     next_message: int = 0
     messages: dict[int, AnyMessage] = {}

@@ -118,17 +118,31 @@ class Transitions:
 
     # -- jobs
 
+    def enter(self, job: Job) -> None:
+        """Put an open job into its queue, or aside where it waits for others or its time first."""
+        spec, at = job.spec, self.state.at
+        if job.attempts or not (spec.after or spec.begin_at > at):
+            self.queue(job)
+            return
+        job.state, job.reason = JobState.PENDING, ""
+        job.aside_since, job.wakes_at = at, spec.begin_at if spec.begin_at > at else 0
+        self.touch(job)
+
     def queue(self, job: Job, *, resumed: bool = False) -> None:
         """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""
         job.state = JobState.PENDING
         job.reason, job.wakes_at = "", 0
+        if job.aside_since is not None:
+            job.aside_since, job.entered_at = None, self.state.at
         self.fair.join(self.flow_of(job), resumed=resumed)
         self.touch(job)
 
     def unqueue(self, job: Job, state: JobState) -> None:
         """Take a queued job out, into ``state``."""
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             self.fair.leave(self.flow_of(job))
+        if job.aside_since is not None:
+            job.aside_since, job.wakes_at = None, 0
         job.state = state
         self.touch(job)
 
@@ -198,7 +212,7 @@ class Transitions:
 
     def move(self, job: Job, place: Placement) -> None:
         """Have an unstarted job wait elsewhere; one that is assigned is taken back first."""
-        if job.state is JobState.PENDING and place.pool != job.placed.pool:
+        if job.in_queue and place.pool != job.placed.pool:
             self.fair.leave(self.flow_of(job))
             job.moved = place
             self.fair.join(self.flow_of(job))
@@ -213,19 +227,22 @@ class Transitions:
         return assigned and job.last is not None and job.last.lead == place.worker
 
     def retry(self, job: Job) -> None:
-        """Put an ended job back into its flow, behind all that wait there."""
+        """Put an ended job back into its flow, behind all that wait there.
+
+        One that never ran waits again for the jobs that it names, as they stand now.
+        """
         self.health.trust(job.spec)
         self.state.ended.remove(job.id)
         if job.last is not None:
-            job.last.retried = True
+            job.last.retried = job.tried_again = True
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.cancel, job.ended_at, job.requeues = None, None, 0
-        self.queue(job)
+        self.enter(job)
 
     def admit(self, job: Job, standing: Standing) -> None:
         """Have a queued job wait as somebody else than it said."""
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             self.fair.leave(self.flow_of(job))
             job.standing = standing
             self.fair.join(self.flow_of(job))
@@ -236,8 +253,10 @@ class Transitions:
     def try_again(self, job: Job, reason: str, until: int) -> None:
         """Put a job that failed off; it will wait behind all that wait now."""
         flow = self.flow_of(job).id
-        self.state.retry_budgets[flow] = self.retry_budget(flow) - 1_000
+        if job.last is None or not job.last.excused:
+            self.state.retry_budgets[flow] = self.retry_budget(flow) - 1_000
         self.reopen(job, JobState.HELD)
+        job.tried_again = True
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.reason, job.wakes_at = reason, until
@@ -398,8 +417,16 @@ class Transitions:
         self.touched.workers.update(dict.fromkeys(self.state.nodes[name].workers))
 
     def block(self, name: NodeName, health: NodeHealth) -> None:
-        """Let the node take no jobs, or again some, as ``health`` says."""
-        self.state.nodes[name].health = health
+        """Let the node take no jobs, or again some, as ``health`` says.
+
+        If it takes none, what failed there in a row uses up none of its jobs' retries.
+        """
+        node = self.state.nodes[name]
+        if health.blocked:
+            jobs = {failure.job for failure in node.health.failures} & self.state.jobs.keys()
+            for attempt in (a for job in jobs for a in self.state.jobs[job].attempts):
+                attempt.excused |= attempt.lead in node.workers and failed_fast(attempt)
+        node.health = health
         self.touch_node(name)
 
     def probe(self, name: NodeName, attempt: AttemptRef | None) -> None:

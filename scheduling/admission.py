@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ledger.events import LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
-from ledger.names import JOB_ID, NAME, flow_id
+from ledger.events import ENDS, LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
+from ledger.names import JOB_ID, NAME, NodeName, flow_id
 from ledger.policy import ApiLimits, Refusal, Standing
 from ledger.state import Job, State, Worker, standing_of
 from ledger.transitions import tokens_of
@@ -21,11 +21,19 @@ GIB = 1 << 30
 
 COUNT_MAX = 1_000_000_000
 
+AFTER_MAX = 1_000
+"""Jobs for which one may wait."""
+
+EXCLUDE_MAX = 256
+"""Nodes that one may exclude."""
+
+PRIORITY_MAX = 100
+
 RUN_MAX_MS = 3_650 * 86_400_000
 
 KINDS_MAX = 10_000
 
-_Kind = tuple[str, str, int, str, int]
+_Kind = tuple[str, str, int, str, int, tuple[NodeName, ...]]
 
 
 class Admission:
@@ -46,7 +54,8 @@ class Admission:
         return verdict_on(self._state, job, at, self._refusal)
 
     def _refusal(self, state: State, spec: JobSpec) -> str:
-        kind = (spec.pool, spec.worker, spec.slots, spec.gpu_type, spec.gpu_memory_bytes)
+        size = (spec.slots, spec.gpu_type, spec.gpu_memory_bytes)
+        kind = (spec.pool, spec.worker, *size, spec.exclude)
         if kind in self._sound:
             return ""
         reason = refusal(state, spec)
@@ -68,7 +77,11 @@ def refusal(state: State, spec: JobSpec) -> str:
     workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
     if spec.worker:
         workers = [w for w in workers if pinned and w.node == pinned.node]
-    return _too_large(spec, workers) if workers else ""
+    allowed = [w for w in workers if w.node not in spec.exclude]
+    if spec.worker.rpartition("-")[0] in spec.exclude or (workers and not allowed):
+        where = spec.worker or f"pool {spec.pool!r}"
+        return f"it excludes every node on which {where} is"
+    return _too_large(spec, allowed) if allowed else ""
 
 
 def verdict_on(
@@ -141,7 +154,7 @@ def _malformed(spec: JobSpec) -> str:
         return f"a job needs at least one slot, not {spec.slots}"
     sizes = (spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes)
     counts = (spec.retries, spec.requests, spec.input_tokens, spec.max_output_tokens)
-    if min(*sizes, *counts, spec.lead_ms, spec.deadline_at) < 0:
+    if min(*sizes, *counts, spec.lead_ms, spec.deadline_at, spec.begin_at) < 0:
         return "times, sizes and counts cannot be negative"
     if max(counts) > COUNT_MAX:
         return f"no job makes more than {COUNT_MAX} requests, or takes more tokens"
@@ -152,6 +165,21 @@ def _malformed(spec: JobSpec) -> str:
     wrong = [rule for rule in spec.retry_on if not is_retry_rule(rule)]
     if wrong:
         return f"cannot retry on {wrong[0]!r}; one of {RETRY_WORDS}"
+    if abs(spec.priority) > PRIORITY_MAX:
+        return f"a priority is between -{PRIORITY_MAX} and {PRIORITY_MAX}, not {spec.priority}"
+    if not all(map(NAME.fullmatch, spec.exclude)) or len(spec.exclude) > EXCLUDE_MAX:
+        return f"it excludes what is no node, or more than {EXCLUDE_MAX} of them"
+    return _malformed_after(spec)
+
+
+def _malformed_after(spec: JobSpec) -> str:
+    for each in spec.after:
+        if not JOB_ID.fullmatch(each.job) or each.end not in ENDS:
+            return f"it waits for {each}, which is nothing to wait for"
+        if each.job == spec.id:
+            return "it waits for itself"
+    if len(spec.after) > AFTER_MAX:
+        return f"no job waits for more than {AFTER_MAX} others"
     return ""
 
 

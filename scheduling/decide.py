@@ -17,6 +17,7 @@ from ledger.names import JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Phase, Worker
 from scheduling.admission import Admission
+from scheduling.aside import Aside
 from scheduling.cost import exhausted_at, grown_cost_ms
 from scheduling.dispatch import Dispatch
 from scheduling.headroom import Headroom
@@ -54,6 +55,7 @@ class Scheduler:
         self._headroom = Headroom(projection, self.fleet)
         self._dispatch = Dispatch(projection, self.queues, self.fleet, self._headroom)
         self._quanta = Quanta(projection, self.queues, self._headroom)
+        self._aside = Aside(projection)
         for job in projection.state.jobs.values():
             self._watch_attempts(job)
 
@@ -83,9 +85,9 @@ class Scheduler:
         self._draw_conclusions(failed, at)
         for job_id in finished:
             self._retry(self._projection.state.jobs[job_id], at)
-        self._settle_jobs()
+        self._settle_jobs(at)
         while self._health.follow_probes(at, self.emit):
-            self._settle_jobs()
+            self._settle_jobs(at)
         self._act_on_time(at)
         self._serve_pools(at)
         return self._out
@@ -115,6 +117,7 @@ class Scheduler:
                 self._pools.update(dict.fromkeys(self._dispatch.limit_eased(limit)))
             self._health.update_job(job)
             self._quanta.update(job)
+            self._aside.update(job)
             self._watch_attempts(job)
             self._pending[job_id] = None
             projection.fair.touched[job.placed.flow] = None
@@ -176,8 +179,11 @@ class Scheduler:
             copies = self._health.copies_of(self._projection.state.jobs[job_id])
             self._pending.update(dict.fromkeys(copies))
 
-    def _settle_jobs(self) -> None:
-        while self._pending:
+    def _settle_jobs(self, at: int) -> None:
+        while self._pending or self._aside.has_changed:
+            if not self._pending:
+                self._aside.decide(at, self.emit)
+                continue
             job_id = next(iter(self._pending))
             del self._pending[job_id]
             job = self._projection.state.jobs.get(job_id)
@@ -189,7 +195,7 @@ class Scheduler:
         for attempt in job.attempts:
             if attempt.phase is not Phase.ENDED:
                 self._settle_attempt(job, attempt)
-        if job.state is JobState.PENDING and (reason := self._health.why_held(job)):
+        if job.in_queue and (reason := self._health.why_held(job)):
             self.emit(e.JobHeld(job=job.id, reason=reason))
         last = job.last
         if last is None or job.state.ended or job.state.queued:
@@ -282,6 +288,9 @@ class Scheduler:
     def _due_at(self, job: Job) -> int | None:
         """When time alone makes something of the job to decide."""
         last = job.last
+        if job.aside_since is not None:
+            dues = [job.spec.deadline_at or None, self._aside.due_at(job)]
+            return min((due for due in dues if due is not None), default=None)
         if job.state.queued:
             return next_waiting_due(self._projection.state.policy, job)
         if last is None or last.settled or last.phase is Phase.REVOKING:
@@ -309,12 +318,16 @@ class Scheduler:
                 self._watch_time(job)
             else:
                 self.emit(decision)
-                self._settle_jobs()
+                self._settle_jobs(at)
 
     def _due_decision(self, job: Job, at: int) -> e.AnyDecision | None:
-        """What becomes of a job now; None where its pool must be looked at (its quantum)."""
+        """What becomes of a job now; None where its pool must be looked at (its quantum).
+
+        Also where what was due is no more: that of which nobody knew has come.
+        """
         if job.state.queued:
-            return waiting_due(self._projection.state.policy, job, at)
+            due = waiting_due(self._projection.state.policy, job, at)
+            return due or self._aside.verdict(job, at)
         last = job.last
         assert last is not None
         if last.started_at is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ledger import events as e
-from ledger.events import JobState
 from ledger.fair_state import Flow, charge
 from ledger.names import FlowId, WorkerName
 from ledger.projection import Projection
@@ -237,7 +236,7 @@ class Dispatch:
         job = self._state.jobs.get(reservation.job)
         keeps = (
             job is not None
-            and job.state is JobState.PENDING
+            and job.in_queue
             and job.placed.pool == pool
             and self._state.policy.discipline(pool) != "fifo"
             and not self._is_held(job)

@@ -27,14 +27,20 @@ class Shape(NamedTuple):
     gpu_type: str
     gpu_memory_bytes: int
     worker: str
+    exclude: tuple[NodeName, ...]
 
     @staticmethod
     def of(spec: JobSpec) -> Shape:
-        return Shape(spec.slots, spec.gpu_type.lower(), spec.gpu_memory_bytes, spec.worker)
+        gpu_type, exclude = spec.gpu_type.lower(), tuple(sorted(set(spec.exclude)))
+        return Shape(spec.slots, gpu_type, spec.gpu_memory_bytes, spec.worker, exclude)
 
-    def accepts(self, gpu_name: str, gpu_memory_bytes: int) -> bool:
-        """Whether a slot with this GPU would do (name by part, memory at least)."""
-        return self.gpu_type in gpu_name.lower() and gpu_memory_bytes >= self.gpu_memory_bytes
+    def accepts(self, node: NodeName, gpu_name: str, gpu_memory_bytes: int) -> bool:
+        """Whether a slot of that node with this GPU would do (name by part, memory at least)."""
+        return (
+            self.gpu_type in gpu_name.lower()
+            and gpu_memory_bytes >= self.gpu_memory_bytes
+            and node not in self.exclude
+        )
 
 
 class BankKey(NamedTuple):
@@ -166,8 +172,9 @@ class Fleet:
         for bank in self._banks.get(pool, {}).values():
             if shape.worker and shape.worker not in bank.serving:
                 continue
+            key = bank.key
             if len(bank.serving) >= shape.slots and shape.accepts(
-                bank.key.gpu_name, bank.key.gpu_memory_bytes
+                key.node, key.gpu_name, key.gpu_memory_bytes
             ):
                 yield bank
 

@@ -290,6 +290,8 @@ def _spec(index: int, job: SimJob) -> e.JobSpec:
         gpu_type=job.gpu_type,
         gpu_memory_bytes=job.gpu_memory_bytes,
         worker=job.worker,
+        exclude=job.exclude,
+        priority=job.priority,
         estimate_ms=job.estimate_ms,
         time_limit_ms=job.time_limit_ms,
     )

@@ -117,7 +117,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     shipped = {
         str(path.relative_to(ROOT))
         for package in PACKAGED
-        for suffix in ("py", "toml")
+        for suffix in ("py", "toml", "typed")
         for path in (ROOT / package).rglob(f"*.{suffix}")
     }
     wheel_of = project["tool"]["hatch"]["build"]["targets"]["wheel"]

@@ -20,7 +20,8 @@ from ledger.projection import Projection
 from ledger.state import State
 from ledger.stores.base import Store
 from scheduling.placement import trouble
-from simulation.workload import Presence, SimJob, Workload
+from simulation.engine import Outcome, Run
+from simulation.workload import Assignment, Presence, SimJob, Workload
 
 _OF_JOBS = (
     e.Submitted, e.CancelRequested, e.HoldRequested, e.ReleaseRequested, e.MoveRequested,
@@ -37,6 +38,8 @@ class _Story(msgspec.Struct):
 
     spec: e.JobSpec
     arrival_ms: int
+    assigned: dict[int, Assignment] = {}
+    """By attempt."""
     finished: e.AttemptFinished | None = None
 
 
@@ -53,6 +56,7 @@ def workload_of(pages: Sequence[e.Page], ledger: str) -> Workload:
     projection = Projection(State(ledger=ledger))
     stories: dict[JobId, _Story] = {}
     slots = _Slots()
+    assignments = 0
     for page in pages:
         if projection.is_legitimate(page):
             projection.begin(page.at, page.epoch, page.leader, page.facts, page.seen)
@@ -63,6 +67,10 @@ def workload_of(pages: Sequence[e.Page], ledger: str) -> Workload:
             for decision in page.decisions:
                 if isinstance(decision, e.JobResumed):
                     _enter(stories[decision.job], page.at)
+                elif isinstance(decision, e.AttemptAssigned):
+                    assigned = stories[decision.job].assigned
+                    assigned[decision.attempt] = _assignment(decision, assignments)
+                    assignments += 1
             if any(not isinstance(event, _OF_JOBS) for event in _events(page)):
                 slots.look(projection.state)
         projection.finish(page.seq, page.prev_sha256)
@@ -121,7 +129,52 @@ def _job(story: _Story, finished: e.AttemptFinished) -> SimJob:
         estimate_ms=spec.estimate_ms,
         time_limit_ms=spec.time_limit_ms,
         recorded_start_ms=finished.started_at,
+        assignment=story.assigned.get(finished.attempt),
         columns={"user": spec.user, "name": spec.name, "job": spec.id},
+    )
+
+
+def _assignment(made: e.AttemptAssigned, order: int) -> Assignment:
+    return Assignment(
+        order=order,
+        workers=made.slots,
+        cost_ms=made.cost_ms,
+        weight=made.weight,
+        backfill=made.backfill,
+    )
+
+
+def as_it_was(workload: Workload) -> Outcome | None:
+    """What really became of the jobs of a ledger; None where the source is none.
+
+    No page is decided again: there are none, and no decisions.
+    """
+    runs = [_run(job, job.assignment) for job in workload.jobs if job.assignment is not None]
+    if not runs or len(runs) < len(workload.jobs):
+        return None
+    return Outcome(
+        workload=workload,
+        policy=workload.policy,
+        runs=runs,
+        pages=0,
+        decisions=[],
+        ended_at_ms=max(run.end_ms or 0 for run in runs),
+        projection=Projection(State(ledger=workload.title)),
+    )
+
+
+def _run(job: SimJob, assigned: Assignment) -> Run:
+    assert job.recorded_start_ms is not None
+    start_ms = max(job.arrival_ms, job.recorded_start_ms)  # two clocks may differ a little
+    return Run(
+        job=job,
+        start_ms=start_ms,
+        end_ms=start_ms + job.duration_ms,
+        workers=assigned.workers,
+        dispatch=assigned.order,
+        backfill=assigned.backfill,
+        cost_ms=assigned.cost_ms,
+        weight=assigned.weight,
     )
 
 

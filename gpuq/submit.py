@@ -141,6 +141,9 @@ def submit(
         list[str] | None,
         typer.Option("--after", "--dependency", "-d", help="Jobs that must end first: ID, ..."),
     ] = None,
+    after_artifact: Annotated[
+        list[str] | None, typer.Option("--after-artifact", help="An object of the store, by key.")
+    ] = None,
     begin: Annotated[
         str, typer.Option("--begin", help="Not before: 2h from now, or 2026-12-01T18:00.")
     ] = "",
@@ -174,7 +177,8 @@ def submit(
         raise RequestError("--key names one job: submit these scripts one by one")
     template = _template(
         gpus=gpus, gpu_mem=gpu_mem, time=time, estimate=estimate, worker=worker, chdir=chdir,
-        exclude=exclude or [], priority=priority, env=env or [], hold=hold,
+        exclude=exclude or [], after_artifacts=after_artifact or [], priority=priority,
+        env=env or [], hold=hold,
         idempotent=idempotent, resumable=resumable,
         exclusive=exclusive, grace=grace,
         signal=signal, retries=retries, retry_on=retry_on, requests=requests,
@@ -230,6 +234,7 @@ def _template(
     worker: str,
     chdir: str,
     exclude: Sequence[str],
+    after_artifacts: Sequence[str],
     priority: int,
     env: Sequence[str],
     hold: bool,
@@ -264,6 +269,7 @@ def _template(
         estimate_ms=parse_duration(estimate) if estimate is not None else 0,
         worker=_worker(worker),
         exclude=parse_nodes(exclude),
+        after_artifacts=tuple(sorted(set(after_artifacts))),
         priority=priority,
         idempotent=idempotent,
         resumable=resumable,
@@ -463,6 +469,7 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
     lead = f"{spec.signal} {long_duration(spec.lead_ms)} before the limit" if spec.lead_ms else ""
     grace = long_duration(spec.grace_ms or grace_ms)
     deadline = local_time(spec.deadline_at, view.now_ms) if spec.deadline_at else ""
+    objects = ", ".join(spec.after_artifacts)
     begin = local_time(spec.begin_at, view.now_ms) if spec.begin_at else ""
     retries = f"{spec.retries} on {', '.join(spec.retry_on or ('failed',))}" if spec.retries else ""
     rows = [
@@ -483,6 +490,7 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
         ("deadline", deadline, "--deadline" if deadline else ""),
         ("begin", begin, "--begin" if begin else ""),
         ("after", ", ".join(texts_of(spec.after)), "--after" if spec.after else ""),
+        ("objects", objects, "--after-artifact" if objects else ""),
         ("retries", retries, "--retries" if retries else ""),
     ]
     print(plain_table(("WHAT", "VALUE", "FROM"), rows), file=sys.stderr)
@@ -516,4 +524,5 @@ def _json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         **times(deadline_at=spec.deadline_at or None, begin_at=spec.begin_at or None),
         "retries": spec.retries,
         "after": texts_of(spec.after),
+        "after_artifacts": list(spec.after_artifacts),
     }

@@ -415,6 +415,67 @@ def test_the_wait_before_its_time_is_told_apart() -> None:
     }
 
 
+# --- objects of the store --------------------------------------------------------------------
+
+
+def test_a_job_waits_until_all_its_objects_were_seen() -> None:
+    world = world_of_one_node()
+    paths = ("artifacts/a", "data/b.tar")
+    job = world.submit(after_artifacts=paths)
+    world.turn()
+    assert sorted(world.scheduler.wanted_artifacts) == list(paths)
+    explainer = Explainer(world.projection)
+    assert explainer.why(world.job(job)) == "waits for artifacts/a, data/b.tar"
+    world.see(e.ArtifactSeen(path="artifacts/a"))
+    world.turn()
+    assert sorted(world.scheduler.wanted_artifacts) == ["data/b.tar"]
+    assert (world.job(job).state, world.job(job).in_queue) == (PENDING, False)
+    world.see(e.ArtifactSeen(path="data/b.tar"))
+    world.turn()
+    assert world.job(job).state is ASSIGNED
+    assert list(world.scheduler.wanted_artifacts) == []
+
+
+def test_an_object_that_was_seen_is_there_for_all_that_come_later() -> None:
+    world = world_of_one_node(2)
+    world.submit(after_artifacts=("x",))
+    world.turn()
+    world.see(e.ArtifactSeen(path="x"))
+    world.turn()
+    later = world.submit(after_artifacts=("x",))
+    world.turn()
+    assert world.job(later).state is ASSIGNED
+
+
+def test_nothing_is_looked_for_when_who_waited_is_cancelled() -> None:
+    world = world_of_one_node()
+    job = world.submit(after_artifacts=("x",))
+    world.turn()
+    world.cancel(job)
+    world.turn()
+    assert list(world.scheduler.wanted_artifacts) == []
+
+
+@pytest.mark.parametrize("path", ["", "/x", "x/", "a//b", "../x", "a/.b", "a b", "x\n", "x" * 901])
+def test_what_is_no_key_of_an_object_is_rejected(path: str) -> None:
+    world = world_of_one_node()
+    job = world.submit(after_artifacts=(path,))
+    world.turn()
+    assert world.job(job).state is JobState.REJECTED
+
+
+def test_the_wait_for_an_object_is_a_dependency() -> None:
+    world = world_of_one_node()
+    job = world.submit(after_artifacts=("x",))
+    world.turn()
+    world.at += 20_000
+    world.see(e.ArtifactSeen(path="x"))
+    world.turn()
+    world.start(job)
+    world.turn()
+    assert parts(world, job) == {"dependency": 20}
+
+
 # --- what else may happen meanwhile --------------------------------------------------------
 
 

@@ -202,6 +202,10 @@ AFTER: Option[tuple[str, ...]] = Option(
     flags=("--after", "--dependency", "-d"), help="Jobs that must end first: ID, ...",
     kind=Kind.LIST, read=_read_after, default=(), show=", ".join,
 )  # fmt: skip
+AFTER_ARTIFACT: Option[tuple[str, ...]] = Option(
+    flags=("--after-artifact",), help="An object of the store, by key.", kind=Kind.LIST,
+    default=(), show=", ".join,
+)  # fmt: skip
 BEGIN = Option(
     flags=("--begin",), help="Not before: 2h from now, or 2026-12-01T18:00.", default=0,
     fields=("begin_at",), at_submit=parse_begin, show=_show_moment,
@@ -230,7 +234,7 @@ MAX_OUTPUT_TOKENS = Option(
 JOB_OPTIONS = (
     NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN,
     EXCLUDE, PRIORITY, KEY, CHDIR, SNAPSHOT, ENV, SECRET, HOLD, IDEMPOTENT, RESUMABLE,
-    EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, BEGIN, RETRIES, RETRY_ON,
+    EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, AFTER_ARTIFACT, BEGIN, RETRIES, RETRY_ON,
     REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ from gpuq.config import Setting, StoreFlags
 from gpuq.directives import said_by_script
 from gpuq.joboptions import (
     AFTER,
+    AFTER_ARTIFACT,
     BEGIN,
     CHDIR,
     CLASS,
@@ -245,6 +246,7 @@ def _wish(
     typed = JobSpec(
         exclude=tuple(sorted({node for nodes in choices[EXCLUDE] for node in nodes})),
         after=dependencies(client, view, choices[AFTER]),
+        after_artifacts=tuple(sorted(set(choices[AFTER_ARTIFACT]))),
         **choices.fields(client.store.clock_ms()),
         id=job,
         name=choices[NAME] or body.name,

@@ -106,4 +106,5 @@ def job_json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         **times(deadline_at=spec.deadline_at or None, begin_at=spec.begin_at or None),
         "retries": spec.retries,
         "after": texts_of(spec.after),
+        "after_artifacts": list(spec.after_artifacts),
     }

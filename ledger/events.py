@@ -167,6 +167,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: it runs in ``cwd`` as that is on the node."""
     after: tuple[Dependency, ...] = ()
     """It enters no queue before all of these have ended so."""
+    after_artifacts: tuple[str, ...] = ()
+    """Keys of the store: it enters no queue before these objects are there."""
     begin_at: int = 0
     """It enters no queue before."""
     exclude: tuple[NodeName, ...] = ()
@@ -469,7 +471,13 @@ class FactRefused(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """Of a submit that could still be read that far: the job is rejected."""
 
 
-AnySeen = SlotSeen | NodeSeen | ClaimSeen | FactRefused
+class ArtifactSeen(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="artifact"):
+    """An object for which jobs wait is there."""
+
+    path: str
+
+
+AnySeen = SlotSeen | NodeSeen | ClaimSeen | FactRefused | ArtifactSeen
 
 
 class Posted(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,10 @@ LOGS = "logs/"
 CHECKPOINTS = "checkpoints/"
 PROBE = "probe/"
 
+_SEGMENT = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,254}"
+PATH = re.compile(rf"(?=.{{1,900}}\Z){_SEGMENT}(?:/{_SEGMENT})*")
+"""A key of any object of a store, also of one that the ledger does not write."""
+
 MESSAGES_MAX = 100_000_000
 """A mailbox holds fewer messages than this: their numbers have eight digits."""
 

@@ -405,6 +405,9 @@ class Projection(Decided):
                 self._claim(seen)
             case e.FactRefused():
                 self._refused(seen)
+            case e.ArtifactSeen():
+                self.state.artifacts.setdefault(seen.path, self.state.at)
+                self.touched.artifacts[seen.path] = None
             case _:
                 assert_never(seen)
 

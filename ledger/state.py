@@ -337,6 +337,8 @@ class State(msgspec.Struct, kw_only=True):
     """By whose rate of submissions: when the next one is due at an even pace."""
     retry_budgets: dict[FlowId, int] = {}
     """Thousandths of attempts that a flow may still have beyond first ones."""
+    artifacts: dict[str, int] = {}
+    """By key, objects for which jobs waited, and when they were found; they stay."""
     recent_cost_ms: dict[str, int] = {}
     """Flow and name stem to the blended run time of recent jobs (one slot)."""
     commands: dict[str, CommandRecord] = {}

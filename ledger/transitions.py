@@ -64,6 +64,7 @@ class Touched:
         self.submitted: dict[JobId, None] = {}
         self.finished: dict[JobId, None] = {}
         self.failed_fast: dict[JobId, None] = {}
+        self.artifacts: dict[str, None] = {}
         self.pools: dict[str, None] = {}
         """Of which the window let something go."""
         self.standing = False
@@ -78,6 +79,7 @@ class Touched:
         self.submitted.clear()
         self.finished.clear()
         self.pools.clear()
+        self.artifacts.clear()
         self.failed_fast.clear()
         self.standing = False
         self.everything = False
@@ -121,12 +123,17 @@ class Transitions:
     def enter(self, job: Job) -> None:
         """Put an open job into its queue, or aside where it waits for others or its time first."""
         spec, at = job.spec, self.state.at
-        if job.attempts or not (spec.after or spec.begin_at > at):
+        awaits = spec.after or self.missing_artifacts(spec) or spec.begin_at > at
+        if job.attempts or not awaits:
             self.queue(job)
             return
         job.state, job.reason = JobState.PENDING, ""
         job.aside_since, job.wakes_at = at, spec.begin_at if spec.begin_at > at else 0
         self.touch(job)
+
+    def missing_artifacts(self, spec: JobSpec) -> list[str]:
+        """Objects that it waits for and nobody has found yet."""
+        return [path for path in spec.after_artifacts if path not in self.state.artifacts]
 
     def queue(self, job: Job, *, resumed: bool = False) -> None:
         """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ledger.events import ENDS, LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
+from ledger.keys import PATH
 from ledger.names import JOB_ID, NAME, NodeName, flow_id
 from ledger.policy import ApiLimits, Refusal, Standing
 from ledger.state import Job, State, Worker, standing_of
@@ -23,6 +24,9 @@ COUNT_MAX = 1_000_000_000
 
 AFTER_MAX = 1_000
 """Jobs for which one may wait."""
+
+ARTIFACTS_MAX = 100
+"""Objects for which one may wait."""
 
 EXCLUDE_MAX = 256
 """Nodes that one may exclude."""
@@ -185,6 +189,11 @@ def _malformed_after(spec: JobSpec) -> str:
             return f"it waits for {each}, which is nothing to wait for"
         if each.job == spec.id:
             return "it waits for itself"
+    odd = [path for path in spec.after_artifacts if not PATH.fullmatch(path)]
+    if odd:
+        return f"it waits for {odd[0][:80]!r}, which is no key of an object"
+    if len(spec.after_artifacts) > ARTIFACTS_MAX:
+        return f"no job waits for more than {ARTIFACTS_MAX} objects"
     if len(spec.after) > AFTER_MAX:
         return f"no job waits for more than {AFTER_MAX} others"
     return ""

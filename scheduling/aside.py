@@ -1,11 +1,12 @@
 """Jobs that stand aside, in no queue yet: for the ends of which others, and what comes of it.
 
-Owns the conditions of ``after`` and ``begin_at``. A job enters its queue once all of them hold
-at the same time; it ends (``never``) as soon as one cannot come to hold. What has ended may
-be retried by a user; what has entered its queue stays there, whatever becomes of the jobs that
-it waited for. A dependency that no page has is waited for in case its submit is still on its
-way, but not for ever. Jobs that wait for each other are no use to anybody: the one that closes
-such a circle ends. Pure; derived from the projection alone and rebuilt from it at any time.
+Owns the conditions of ``after``, ``after_artifacts`` and ``begin_at``. A job enters its queue
+once all of them hold at the same time; it ends (``never``) as soon as one cannot come to hold.
+What has ended may be retried by a user; what has entered its queue stays there, whatever
+becomes of the jobs that it waited for. A dependency that no page has is waited for in case its
+submit is still on its way, but not for ever. Jobs that wait for each other are no use to
+anybody: the one that closes such a circle ends. Pure; derived from the projection alone and
+rebuilt from it at any time.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class Aside:
         self._dependents: dict[JobId, dict[JobId, None]] = {}
         self._stood: dict[JobId, How] = {}
         """By dependency."""
+        self._absent: dict[JobId, set[str]] = {}
+        """By job aside: objects that are not there yet."""
+        self._paths: dict[str, dict[JobId, None]] = {}
+        """By object that is not there yet: those that stand aside for it."""
         self._changed: set[JobId] = set()
         self._entered: set[JobId] = set()
         """Of which a circle has to be looked for."""
@@ -102,6 +107,17 @@ class Aside:
             self._entered.add(job.id)
         if job.id in self._dependents:
             self._follow(job.id)
+
+    def update_artifact(self, path: str) -> None:
+        """Take over that the object is there. O(those that wait for it)."""
+        for name in self._paths.pop(path, ()):
+            self._absent[name].discard(path)
+            self._changed.add(name)
+
+    @property
+    def artifacts(self) -> Collection[str]:
+        """Objects that somebody stands aside for, and that are not there as far as is known."""
+        return self._paths.keys()
 
     @property
     def has_changed(self) -> bool:
@@ -130,7 +146,9 @@ class Aside:
             missed = self._unknown(job.id)
         if missed:
             return e.DependencyMissed(job=job.id, reason=self._why_missed(job, missed))
-        return None if self._open[job.id] or at < job.wakes_at else e.JobResumed(job=job.id)
+        if self._open[job.id] or self._absent[job.id] or at < job.wakes_at:
+            return None
+        return e.JobResumed(job=job.id)
 
     def due_at(self, job: Job) -> int | None:
         """When time alone makes something of a job that stands aside (ms), or None."""
@@ -151,6 +169,10 @@ class Aside:
             if dependency not in self._stood:
                 self._stood[dependency] = how_it_stands(self._state, dependency)
             self._weigh(job.id, dependency)
+        absent = set(job.spec.after_artifacts) - self._state.artifacts.keys()
+        self._absent[job.id] = absent
+        for path in absent:
+            self._paths.setdefault(path, {})[job.id] = None
 
     def _remove(self, job_id: JobId) -> None:
         self._changed.discard(job_id)
@@ -160,6 +182,10 @@ class Aside:
             del dependents[job_id]
             if not dependents:
                 del self._dependents[dependency], self._stood[dependency]
+        for path in self._absent.pop(job_id, ()):
+            del self._paths[path][job_id]
+            if not self._paths[path]:
+                del self._paths[path]
         self._open.pop(job_id, None)
         self._missed.pop(job_id, None)
 

@@ -9,6 +9,8 @@ pages carries over from one page to the next.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sortedcontainers import SortedList
 
 from ledger import events as e
@@ -92,6 +94,11 @@ class Scheduler:
         self._serve_pools(at)
         return self._out
 
+    @property
+    def wanted_artifacts(self) -> Collection[str]:
+        """Objects of the store that jobs wait for."""
+        return self._aside.artifacts
+
     def emit(self, decision: e.AnyDecision) -> None:
         """Make a decision: it is applied at once, and the indexes follow."""
         self._out.append(decision)
@@ -134,6 +141,8 @@ class Scheduler:
         self._take_over_shares()
         for node in touched.nodes:
             self._health.update_node(node)
+        for path in touched.artifacts:
+            self._aside.update_artifact(path)
         self._pools.update(touched.pools)
         for flow_id in projection.fair.touched:
             if flow_id in state.flows:

@@ -63,10 +63,11 @@ class Explainer:
 
     def _aside(self, job: Job) -> str:
         """For whose end it stands aside, and how these stand now, and until when at least."""
-        waited = waited_for(self._state, job)
-        named = [
-            f"{each} ({state_word(self._state, each.job)})" for each in waited[:DEPENDENCIES_SHOWN]
+        waited = [
+            f"{each} ({state_word(self._state, each.job)})" for each in waited_for(self._state, job)
         ]
+        waited += [path for path in job.spec.after_artifacts if path not in self._state.artifacts]
+        named = waited[:DEPENDENCIES_SHOWN]
         more = len(waited) - len(named)
         begin = f"begins {self._in(job.wakes_at)}" if job.wakes_at > self._now_ms else ""
         if not named:

@@ -143,7 +143,8 @@ class Wait:
         if job.state is not JobState.PENDING:
             return Heading.ASSIGNED
         if job.aside_since is not None:
-            waited = waited_for(self._followed.state, job)
+            state, spec = self._followed.state, job.spec
+            waited = waited_for(state, job) or set(spec.after_artifacts) - state.artifacts.keys()
             return Heading.DEPENDENCY if waited else Heading.BEGIN
         return self._pending(job)
 

@@ -28,7 +28,7 @@ _OF_JOBS = (
     e.RetryRequested, e.AttemptStarted, e.AttemptFinished, e.AttemptLost, e.MessageSkipped,
     e.ClaimSeen, e.FactRefused, e.AttemptAssigned, e.StopOrdered, e.JobRequeued, e.FlowBlocked,
     e.FlowFreed, e.OverrunCharged, e.SlotsReserved, e.ReservationEnded, e.RevokeBegun,
-    e.JobResumed, e.DependencyMissed,
+    e.JobResumed, e.DependencyMissed, e.ArtifactSeen,
 )  # fmt: skip
 """What can change nothing in which slots are there."""
 
@@ -107,7 +107,8 @@ def _tell(stories: dict[JobId, _Story], fact: e.AnyFact) -> None:
 
 def _enter(story: _Story, at: int) -> None:
     """What waited for others, or for its time, arrives only when that has come."""
-    if story.spec.after or story.spec.begin_at:
+    spec = story.spec
+    if spec.after or spec.after_artifacts or spec.begin_at:
         story.arrival_ms = at
 
 

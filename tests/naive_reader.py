@@ -44,6 +44,7 @@ class NaiveReader:
         self.writers = zeros()
         self.jobs: dict[str, Body] = {}
         self.kept_cancels: dict[str, Body] = {}
+        self.artifacts: set[str] = set()
         self.workers: dict[str, Body] = {}
         self.nodes: dict[str, Body] = {}
         self.disciplines: dict[str, str] = {}
@@ -78,7 +79,8 @@ class NaiveReader:
 
     def enter(self, job: Body) -> None:
         is_early = job["begin_at"] > self.now
-        if (job["after"] or is_early) and not job["attempts"]:
+        is_without = not set(job["artifacts"]) <= self.artifacts
+        if (job["after"] or is_without or is_early) and not job["attempts"]:
             job["state"], job["aside"] = "PENDING", True
         else:
             self.queue(job)
@@ -192,6 +194,7 @@ class NaiveReader:
             "state": "HELD",
             "after": spec.get("after", []),
             "begin_at": spec.get("begin_at", 0),
+            "artifacts": spec.get("after_artifacts", []),
             "aside": False,
             "cancel": False,
             "requeues": 0,
@@ -332,6 +335,8 @@ class NaiveReader:
         if seen["kind"] == "node":
             node = self.nodes.setdefault(seen["node"], {"machine": ""})
             node["liveness"] = seen["liveness"]
+        elif seen["kind"] == "artifact":
+            self.artifacts.add(seen["path"])
         elif seen["kind"] == "refused":
             self.writers[seen["writer"]] = max(self.writers[seen["writer"]], seen["n"] + 1)
         elif seen["kind"] == "claim":

@@ -127,6 +127,9 @@ class Life:
             "drain": self.drain,
             "liveness": self.liveness,
             "claim": self.claim,
+            "artifact": lambda number: self.world.see(
+                e.ArtifactSeen(path=f"artifacts/{number % 3}")
+            ),
             "ready": self.ready,
             "elect": lambda number: self.elect(),
             "void": lambda number: self.void(),
@@ -152,12 +155,13 @@ class Life:
             deadline_at=self.world.at + 9_000 if number % 11 == 0 else 0,
             resumable=number % 2 == 0,
             after=self.dependencies(number),
+            after_artifacts=(f"artifacts/{number % 3}",) if number % 6 == 5 else (),
             begin_at=self.world.at + 50 * number if number % 8 == 1 else 0,
         )
 
     def dependencies(self, number: int) -> tuple[e.Dependency, ...]:
         """At times some of the jobs that there are, or one that there is not yet."""
-        if number % 4:
+        if number % 3:
             return ()
         jobs = [*self.world.state.jobs, job_id(60)]
         chosen = {jobs[number % len(jobs)], jobs[number // 3 % len(jobs)]}

@@ -166,3 +166,22 @@ def test_a_begin_is_shown_until_it_has_come(gpuq: Gpuq, fleet: Fleet) -> None:
 def test_a_begin_behind_the_deadline_is_refused(gpuq: Gpuq) -> None:
     result = gpuq("submit", "--begin", "2h", "--deadline", "1h", "--", "true")
     assert (result.rc, result.err) == (64, "gpuq: --begin 2h is not before its deadline\n")
+
+
+def test_an_object_of_the_store_is_waited_for(gpuq: Gpuq, fleet: Fleet) -> None:
+    """The leader of this test looks at once, as it has not looked before."""
+    fleet.ready("n1-cpu0")
+    job = submitted(gpuq, "--after-artifact", "artifacts/weights.bin")
+    fleet.store.put_once("artifacts/weights.bin.part", b"not yet")
+    fleet.post()
+    shown = gpuq("status", "--json", job).json
+    assert (shown["state"], shown["why"], shown["after_artifacts"]) == (
+        "PENDING", "waits for artifacts/weights.bin", ["artifacts/weights.bin"],
+    )  # fmt: skip
+    assert "waits for artifacts/weights.bin" in gpuq("why", job).out
+
+
+def test_what_is_no_key_is_refused(gpuq: Gpuq) -> None:
+    result = gpuq("submit", "--after-artifact", "s3://bucket/x", "--", "true")
+    assert (result.rc, result.out) == (64, "")
+    assert result.err == "gpuq: it waits for 's3://bucket/x', which is no key of an object\n"

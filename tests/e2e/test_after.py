@@ -101,3 +101,21 @@ def test_jobs_of_one_flow_run_by_their_priority(
     assert began_after(cluster, "p-5.sh", "p0.sh")
     assert began_after(cluster, "p0.sh", "p50.sh")
     cluster.verified()
+
+
+def test_a_job_waits_for_an_object_that_another_process_puts(
+    folder_place: Place, folder: Path, start_cluster: StartCluster
+) -> None:
+    """The leader looks every 12.5 s, here every 2."""
+    cluster = start_cluster(folder, folder_place, time_scale=TIME_SCALE)
+    cluster.init()
+    cluster.serve("n1", 1)
+    cluster.script("use.sh")
+    (job,) = cluster.submit("--after-artifact", "artifacts/weights.bin", "use.sh")
+    cluster.wait_for_state(job, JobState.PENDING)
+    assert "waits for artifacts/weights.bin" in cluster.gpuq("why", job)
+    cluster.bucket.put_once("artifacts/weights.bin", b"x")
+    cluster.wait_for_end(job)
+    assert cluster.job(job).state is JobState.COMPLETED
+    assert list(cluster.state().artifacts) == ["artifacts/weights.bin"]
+    cluster.verified()

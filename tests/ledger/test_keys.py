@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ledger import keys
 from ledger.keys import BeatKey, FactKey, after_stamp, format_stamp, parse_stamp
 from ledger.names import BASE32, JobId, WorkerName, WriterName
+from ledger.stores.naming import is_key
 
 LAST_MS = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1000 + 999
 
@@ -164,3 +165,13 @@ def test_what_format_would_not_give_is_refused(parse: Callable[[str], object], t
 def test_a_number_that_does_not_fit_makes_no_key(make: Callable[[], str]) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         make()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "a/b.c", "~a/_b/-c", "A" * 255, "/".join(["x" * 99] * 9), "", "/a", "a/", "a//b", "../a",
+     "a/../b", ".", "a/.h", "a b", "ä", "a\n", "x" * 256, "/".join(["x" * 99] * 9) + "/x"],
+)  # fmt: skip
+def test_a_path_is_what_a_store_takes_for_a_key(text: str) -> None:
+    """Else a leader that looks for it would have to stop."""
+    assert (keys.PATH.fullmatch(text) is not None) == is_key(text)

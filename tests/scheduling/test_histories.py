@@ -192,6 +192,7 @@ class Histories(RuleBasedStateMachine):
         patience_ms=st.sampled_from([0, 0, 0, 4_000]),
         input_tokens=st.sampled_from([0, 20, 60, 120]),
         resumable=st.booleans(),
+        after_artifacts=st.sampled_from([(), (), (), ("artifacts/x",), ("x/y", "artifacts/x")]),
         begins_in_ms=st.sampled_from([0, 0, 0, 0, 2_500]),
         after=st.lists(st.tuples(indexes, st.sampled_from(e.ENDS)), max_size=3),
     )
@@ -218,6 +219,10 @@ class Histories(RuleBasedStateMachine):
             self.history.submitted.add(
                 self.world.submit(held=held and copies == 1, deadline_at=deadline_at, **spec)  # type: ignore[arg-type]
             )
+
+    @rule(path=st.sampled_from(["artifacts/x", "x/y"]))
+    def an_artifact_is_found(self, path: str) -> None:
+        self.world.see(e.ArtifactSeen(path=path))
 
     @rule(index=indexes)
     def a_job_is_cancelled(self, index: int) -> None:
@@ -405,6 +410,8 @@ class Histories(RuleBasedStateMachine):
         self.post()
         for job in world.state.jobs.values():
             world.release(job.id)
+        for path in ("artifacts/x", "x/y"):
+            self.an_artifact_is_found(path)
         self.post()
         self.post(after_ms=SMALL["scheduling.aside.UNKNOWN_WITHIN_MS"])
         for _ in range(6 * len(self.history.submitted) + 6):

@@ -17,6 +17,7 @@ import typer
 from gpuq import (
     cancel,
     export,
+    fetch,
     init,
     logs,
     metrics,
@@ -151,6 +152,12 @@ _add(
     "wait",
     short="Wait for jobs; exit with their exit code.",
     examples=["gpuq wait $(gpuq submit -q a.sh b.sh)"],
+)
+_add(
+    fetch.fetch,
+    "fetch",
+    short="Get the files that a job left (--output).",
+    examples=["gpuq fetch last", "gpuq fetch train results/"],
 )
 _add(
     cancel.cancel,

@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 
 from gpuq.client import Client, open_client
 from gpuq.config import Setting
+from gpuq.fetch import parse_outputs
 from gpuq.parse import (
     LeadSignal,
     parse_deadline,
@@ -118,6 +119,15 @@ def submit(
             help="Run in a copy of this folder as it is now: '.'.",
         ),
     ] = "",
+    output: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output", metavar="GLOB", help="Files to keep, for 'gpuq fetch'; repeatable."
+        ),
+    ] = None,
+    output_on_failure: Annotated[
+        bool, typer.Option("--output-on-failure", help="Also where it fails.")
+    ] = False,
     env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE; repeatable.")] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Wait for 'gpuq release'.")] = False,
     idempotent: Annotated[
@@ -173,6 +183,11 @@ def submit(
         signal=signal, retries=retries, retry_on=retry_on, requests=requests,
         input_tokens=input_tokens, max_output_tokens=max_output_tokens,
     )  # fmt: skip
+    template = msgspec.structs.replace(
+        template,
+        outputs=parse_outputs(output or [], on_failure=output_on_failure),
+        outputs_on_failure=output_on_failure,
+    )
     packed = pack_snapshot(snapshot, template.cwd) if snapshot else None
     if packed is not None:
         template = msgspec.structs.replace(template, snapshot=packed.spec)
@@ -368,7 +383,7 @@ def _spec(client: Client, wishes: Wishes, body: Body) -> JobSpec:
 
 def _check(view: View, spec: JobSpec) -> None:
     """Raise RequestError for what would be rejected, or is another job under the same key."""
-    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot"):
+    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot", "outputs"):
         try:
             msgspec.json.encode(getattr(spec, field))
         except UnicodeEncodeError as error:
@@ -461,6 +476,7 @@ def _explain(view: View, wishes: Wishes, specs: Sequence[JobSpec], grace_ms: int
         ("worker", spec.worker, "--worker" if spec.worker else ""),
         ("directory", spec.cwd, ""),
         ("snapshot", *_snapshot(spec)),
+        ("outputs", ", ".join(spec.outputs), "--output" if spec.outputs else ""),
         ("estimate", *_estimate(view, specs[0])),
         ("deadline", deadline, "--deadline" if deadline else ""),
         ("retries", retries, "--retries" if retries else ""),

@@ -145,6 +145,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It saves at TERM, exits with 75 and goes on where it was in its next attempt."""
     snapshot: Snapshot | None = None
     """None: it runs in ``cwd`` as that is on the node."""
+    outputs: tuple[str, ...] = ()
+    """Patterns, relative to its working directory, of files that are kept in the store."""
+    outputs_on_failure: bool = False
+    """Also where it did not end with rc 0."""
 
     @property
     def flow(self) -> FlowId:

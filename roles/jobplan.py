@@ -65,6 +65,8 @@ def plan_of(
         argv=spec.argv if script is None else script_argv(handle.script_path, script, spec.argv),
         cwd=_directory(spec, handle) or env.get("HOME", "/"),
         env=env,
+        outputs=spec.outputs,
+        outputs_on_failure=spec.outputs_on_failure,
         time_limit_ms=spec.time_limit_ms or None,
         deadline_boot_ms=spec.deadline_at - epoch_offset_ms if spec.deadline_at else None,
         grace_ms=spec.grace_ms or timings.grace_ms,

@@ -73,6 +73,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str
     env: dict[str, str]
     """The whole environment, but for ``GPUQ_TOKEN`` and ``GPUQ_CANCEL``."""
+    outputs: tuple[str, ...] = ()
+    outputs_on_failure: bool = False
     umask: int | None = None
     time_limit_ms: int | None = None
     deadline_boot_ms: int | None = None

@@ -105,7 +105,7 @@ def _manifest(client: Client, view: View, job: JobId, attempt: int | None) -> Ar
         raise RequestError(f"{job} left no files: it was submitted without --output")
     raise RequestError(
         f"{job} left no files{of_attempt}: they are kept where it ends with rc 0 (or always with "
-        "--output-on-failure); 'gpuq status' says how it ended"
+        "--output-on-failure); 'gpuq status' says how it ended, and whether they are to follow"
     )
 
 

@@ -190,3 +190,13 @@ def test_status_tells_what_is_kept(gpuq: Gpuq, job: str) -> None:
     shown = gpuq("status", "--json", job).json
     assert (shown["outputs"], shown["outputs_on_failure"]) == (["**/*"], False)
     assert "**/*" in gpuq("status", job).out
+
+
+def test_the_receipt_names_the_manifest(gpuq: Gpuq, job: str, fleet: Fleet) -> None:
+    body = fleet.store.get(artifact_key(job, 1))
+    assert body is not None
+    digest = hashlib.sha256(body).hexdigest()
+    (attempt,) = gpuq("audit", "job", job, "--json").json["attempts"]
+    told = [attempt[f"artifacts_{name}"] for name in ("key", "sha256", "files", "bytes")]
+    assert told == [f"artifacts/{job}.1", digest, 3, 12]
+    assert f"artifacts/{job}.1, 3 files, 12 bytes, sha256 {digest}" in gpuq("audit", "job", job).out

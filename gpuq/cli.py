@@ -18,6 +18,7 @@ from gpuq import (
     cancel,
     completion,
     export,
+    fetch,
     init,
     logs,
     metrics,
@@ -157,6 +158,12 @@ _add(
     "wait",
     short="Wait for jobs; exit with their exit code.",
     examples=["gpuq wait $(gpuq submit -q a.sh b.sh)"],
+)
+_add(
+    fetch.fetch,
+    "fetch",
+    short="Get the files that a job left (--output).",
+    examples=["gpuq fetch last", "gpuq fetch train results/"],
 )
 _add(
     cancel.cancel,

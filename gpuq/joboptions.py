@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import chain
 
 from gpuq.after import parse_after
+from gpuq.fetch import parse_output
 from gpuq.options import Choices, Kind, Option
 from gpuq.parse import (
     LeadSignal,
@@ -162,6 +163,14 @@ SNAPSHOT = Option(
     flags=("--snapshot",), help="Run in a copy of this folder as it is now: '.'.",
     read=_read_folder, default="",
 )  # fmt: skip
+OUTPUT: Option[tuple[str, ...]] = Option(
+    flags=("--output",), help="Files to keep, for 'gpuq fetch': GLOB; repeatable.",
+    kind=Kind.LIST, read=parse_output, default=(), fields=("outputs",), show=", ".join,
+)  # fmt: skip
+OUTPUT_ON_FAILURE = Option(
+    flags=("--output-on-failure",), help="Also where it fails.", kind=Kind.SWITCH, default=False,
+    fields=("outputs_on_failure",),
+)  # fmt: skip
 ENV: Option[tuple[tuple[str, str | None], ...]] = Option(
     flags=("--env",), help="NAME=VALUE, or NAME with its value here; repeatable.",
     kind=Kind.GATHERED, read=parse_variable, default=(), show=_show_names,
@@ -233,7 +242,8 @@ MAX_OUTPUT_TOKENS = Option(
 
 JOB_OPTIONS = (
     NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN,
-    EXCLUDE, PRIORITY, KEY, CHDIR, SNAPSHOT, ENV, SECRET, HOLD, IDEMPOTENT, RESUMABLE,
+    EXCLUDE, PRIORITY, KEY, CHDIR, SNAPSHOT, OUTPUT, OUTPUT_ON_FAILURE, ENV, SECRET, HOLD,
+    IDEMPOTENT, RESUMABLE,
     EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, AFTER_ARTIFACT, BEGIN, RETRIES, RETRY_ON,
     REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
 )  # fmt: skip
@@ -257,6 +267,8 @@ def refuse_contradictions(choices: Choices) -> None:
     twice = {name for name, _ in choices[ENV]}.intersection(choices[SECRET])
     if twice:
         raise RequestError(f"{', '.join(sorted(twice))}: say --env or --secret, not both")
+    if choices[OUTPUT_ON_FAILURE] and not choices[OUTPUT]:
+        raise RequestError("--output-on-failure needs --output GLOB")
     for rule in choices[RETRY_ON]:
         if rule in ("lost", "timeout") and not choices[IDEMPOTENT]:
             raise RequestError(

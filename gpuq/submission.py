@@ -272,7 +272,7 @@ def _wish(
 
 def _refuse_unsendable(spec: JobSpec) -> None:
     """Raise RequestError for words that no ledger can hold or no node could execute."""
-    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot"):
+    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot", "outputs"):
         try:
             msgspec.json.encode(getattr(spec, field))
         except UnicodeEncodeError as error:

@@ -175,6 +175,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Nodes on which it never runs."""
     priority: int = 0
     """Within its flow alone: those with more go before it."""
+    outputs: tuple[str, ...] = ()
+    """Patterns, relative to its working directory, of files that are kept in the store."""
+    outputs_on_failure: bool = False
+    """Also where it did not end with rc 0."""
 
     @property
     def flow(self) -> FlowId:

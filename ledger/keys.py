@@ -23,6 +23,7 @@ CLAIMS = "claims/"
 BLOBS = "blobs/"
 LOGS = "logs/"
 CHECKPOINTS = "checkpoints/"
+ARTIFACTS = "artifacts/"
 PROBE = "probe/"
 
 _SEGMENT = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,254}"
@@ -44,6 +45,7 @@ _FACT = re.compile(rf"facts/{_TIME}\.({_WRITER})\.({_NUMBER})\.([a-z_]{{1,32}})"
 _BEAT = re.compile(rf"beats/{_TIME}\.({_WRITER})\.({_NUMBER})")
 _ATTEMPT = rf"([a-z2-7]{{8}})\.({_NUMBER})"
 _CLAIM = re.compile(rf"claims/{_ATTEMPT}")
+_ARTIFACT = re.compile(rf"artifacts/{_ATTEMPT}")
 _PIECE = re.compile(rf"logs/{_ATTEMPT}/([0-9]{{6}})")
 _MESSAGE = re.compile(r"mailbox/([a-z0-9-]{1,80})/([0-9]{8})")
 _PAGE = re.compile(r"journal/([0-9]{12})")
@@ -159,6 +161,15 @@ def parse_log_piece_key(key: str) -> tuple[JobId, int, int]:
 def log_key(job: str, attempt: int) -> str:
     """The whole log; its last line is ``rc=N``."""
     return f"logs/{job}.{attempt}.log"
+
+
+def artifact_key(job: str, attempt: int) -> str:
+    return f"artifacts/{job}.{attempt}"
+
+
+def parse_artifact_key(key: str) -> tuple[JobId, int]:
+    job, attempt = _groups(_ARTIFACT, key, "artifacts' manifest")
+    return JobId(job), int(attempt)
 
 
 def checkpoint_key(seq: int) -> str:

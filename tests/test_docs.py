@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from ledger import checkpoint, keys, policy, rates, state, timings
+from ledger import artifacts, checkpoint, keys, pieces, policy, rates, state, timings
 from ledger import events as e
 from ledger.fair_state import Flow, PoolClock
 from ledger.names import WriterName, keyed_job_id
@@ -92,6 +92,9 @@ BODIES: dict[Section, Body] = {
     **{("Beats", body.__name__): body for body in (e.Beat, e.SlotBeat)},
     **{("The journal", body.__name__): body for body in (e.Page, e.Posted)},
     ("Claims", "Claim"): e.Claim,
+    ("Artifacts", "ArtifactManifest"): artifacts.ArtifactManifest,
+    ("Artifacts", "ArtifactFile"): artifacts.ArtifactFile,
+    ("Artifacts", "Pieces"): pieces.Pieces,
     **{("Checkpoints", body.__name__): body for body in CHECKPOINTED},
 }
 
@@ -190,6 +193,7 @@ EXAMPLES: dict[Section, Any] = {
     ("Beats", "Beat"): msgspec.json.Decoder(e.Beat),
     ("The journal", "Posted"): msgspec.json.Decoder(e.Page),
     ("Claims", "Claim"): msgspec.json.Decoder(e.Claim),
+    ("Artifacts", "Pieces"): msgspec.json.Decoder(artifacts.ArtifactManifest),
 }
 
 
@@ -221,6 +225,7 @@ KEYS: dict[str, str] = {
     "blob_key": keys.blob_key("9f" * 32),
     "log_piece_key": keys.log_piece_key("q7m2k4x3", 1, 0),
     "log_key": keys.log_key("q7m2k4x3", 1),
+    "artifact_key": keys.artifact_key("q7m2k4x3", 1),
     "checkpoint_key": keys.checkpoint_key(200),
 }
 
@@ -296,7 +301,7 @@ def test_the_job_id_of_a_key_is_that_of_the_document() -> None:
 # --- docs/ARCHITECTURE.md
 
 UNITS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-SIZES = {"KiB": 1 << 10, "MiB": 1 << 20}
+SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def value_of(text: str) -> int:

@@ -136,6 +136,7 @@ def store_of(settings: Settings, clock: Clock, rng: random.Random) -> SettlingSt
         endpoint_url=choice.endpoint_url,
         region=choice.region,
         ca_bundle=choice.ca_bundle,
+        login=choice.login,
     )
 
 

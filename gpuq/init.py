@@ -12,8 +12,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from gpuq.client import first_contact, settings_of, store_of
-from gpuq.config import Settings, StoreChoice, as_store_url, write_config
+from gpuq.client import first_contact, invocation_of, settings_of, store_of
+from gpuq.config import (
+    Invocation,
+    Settings,
+    StoreChoice,
+    as_store_url,
+    remote_store,
+    write_config,
+)
+from gpuq.rcloneremote import SCHEME
 from gpuq.render import Cut, print_json, print_table, printable, say
 from ledger.clock import SystemClock
 from ledger.errors import RequestError, TransientError
@@ -27,7 +35,7 @@ def init(
     url: Annotated[
         str | None,
         typer.Argument(
-            metavar="URL", help="s3://bucket/prefix, or a folder; else what the settings name."
+            metavar="URL", help="s3://bucket/prefix or a folder; else what the settings name."
         ),
     ] = None,
 ) -> None:
@@ -36,7 +44,7 @@ def init(
 
     settings = settings_of(context)
     if url is not None:
-        settings = _with_store(settings, url)
+        settings = _with_store(settings, url, invocation_of(context))
     clock, rng = SystemClock(), random.Random()
     store = store_of(settings, clock, rng)
     with first_contact():
@@ -81,8 +89,11 @@ def doctor(
         raise TransientError(f"{store.url} gave no verdict on {open_[0].name}: try again")
 
 
-def _with_store(settings: Settings, url: str) -> Settings:
+def _with_store(settings: Settings, url: str, invocation: Invocation) -> Settings:
     """The settings with another store, reached as flags and environment say."""
+    if url.startswith(SCHEME):
+        remote = remote_store(url, invocation.flags, invocation.environ, "init")
+        return msgspec.structs.replace(settings, store=remote)
     choice = settings.store
     is_same = choice.url == as_store_url(url)
     chosen = StoreChoice(
@@ -98,13 +109,14 @@ def _with_store(settings: Settings, url: str) -> Settings:
 def _remember(settings: Settings) -> None:
     """Name the store in the configuration file; what else stands there is kept."""
     choice, before = settings.store, settings.file
-    if before.store and before.store != choice.url:
+    store = choice.name or choice.url
+    if before.store and before.store != store:
         say(f"gpuq: {settings.config_path} named {printable(before.store)} until now")
     file = msgspec.structs.replace(
         before,
-        store=choice.url,
-        endpoint_url=choice.endpoint_url or "",
-        region=choice.region or "",
+        store=store,
+        endpoint_url="" if choice.name else choice.endpoint_url or "",
+        region="" if choice.name else choice.region or "",
         ca_bundle=choice.ca_bundle or "",
     )
     write_config(settings.config_path, file)

@@ -344,7 +344,7 @@ def _context(client: Client) -> Context:
 def _command(choice: StoreChoice) -> list[str]:
     """How this gpuq is called again for the same store."""
     flags = {
-        "--store": choice.url,
+        "--store": choice.name or choice.url,
         "--endpoint-url": choice.endpoint_url,
         "--region": choice.region,
         "--ca-bundle": choice.ca_bundle,

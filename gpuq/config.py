@@ -179,6 +179,22 @@ def _store(
     )
 
 
+def choose_store(settings: Settings, url: str, invocation: Invocation) -> StoreChoice:
+    """Another store than that of the settings, reached as flags and environment say."""
+    if url.startswith(SCHEME):
+        return remote_store(url, invocation.flags, invocation.environ, "init")
+    choice = settings.store
+    is_same = choice.url == as_store_url(url)
+    return StoreChoice(
+        url=as_store_url(url),
+        endpoint_url=choice.endpoint_url,
+        region=choice.region,
+        ca_bundle=choice.ca_bundle,
+        login=choice.login,
+        source=choice.source if is_same else "init",
+    )
+
+
 def remote_store(
     text: str,
     flags: StoreFlags,

@@ -14,14 +14,10 @@ import typer
 
 from gpuq.client import first_contact, invocation_of, settings_of, store_of
 from gpuq.config import (
-    Invocation,
     Settings,
-    StoreChoice,
-    as_store_url,
-    remote_store,
+    choose_store,
     write_config,
 )
-from gpuq.rcloneremote import SCHEME
 from gpuq.render import Cut, print_json, print_table, printable, say
 from ledger.clock import SystemClock
 from ledger.errors import RequestError, TransientError
@@ -44,7 +40,8 @@ def init(
 
     settings = settings_of(context)
     if url is not None:
-        settings = _with_store(settings, url, invocation_of(context))
+        chosen = choose_store(settings, url, invocation_of(context))
+        settings = msgspec.structs.replace(settings, store=chosen)
     clock, rng = SystemClock(), random.Random()
     store = store_of(settings, clock, rng)
     with first_contact():
@@ -87,23 +84,6 @@ def doctor(
         raise RequestError(f"{store.url} cannot hold a ledger: {failed[0].reason}")
     if open_:
         raise TransientError(f"{store.url} gave no verdict on {open_[0].name}: try again")
-
-
-def _with_store(settings: Settings, url: str, invocation: Invocation) -> Settings:
-    """The settings with another store, reached as flags and environment say."""
-    if url.startswith(SCHEME):
-        remote = remote_store(url, invocation.flags, invocation.environ, "init")
-        return msgspec.structs.replace(settings, store=remote)
-    choice = settings.store
-    is_same = choice.url == as_store_url(url)
-    chosen = StoreChoice(
-        url=as_store_url(url),
-        endpoint_url=choice.endpoint_url,
-        region=choice.region,
-        ca_bundle=choice.ca_bundle,
-        source=choice.source if is_same else "init",
-    )
-    return msgspec.structs.replace(settings, store=chosen)
 
 
 def _remember(settings: Settings) -> None:

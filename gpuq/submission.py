@@ -122,15 +122,18 @@ def submit(
         raise typer.Exit(wait_for(client, [wish.spec.id for wish in wishes]))
 
 
-def submit_body(
+def wish_for(
     context: typer.Context, client: Client, view: View, body: Body, said: Mapping[str, Any]
-) -> JobSpec:
-    """Submit one job as the command would whose flags are ``said``; prints no data."""
+) -> Wish:
+    """What the command whose context this is would submit, with ``said`` as its flags."""
     (choices,) = _asked(context, [body], said)
-    wish = _wish(client, view, body, choices)
+    return _wish(client, view, body, choices)
+
+
+def submit_wish(client: Client, view: View, wish: Wish) -> str:
+    """Check one job and write it; as ``_submit``, and prints no data."""
     _check(view, wish.spec)
-    _submit(client, view, wish)
-    return wish.spec
+    return _submit(client, view, wish)
 
 
 # --- what is asked for

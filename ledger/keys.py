@@ -23,6 +23,7 @@ CLAIMS = "claims/"
 BLOBS = "blobs/"
 LOGS = "logs/"
 CHECKPOINTS = "checkpoints/"
+NOTICES = "notices/"
 PROBE = "probe/"
 
 MESSAGES_MAX = 100_000_000
@@ -154,6 +155,11 @@ def parse_log_piece_key(key: str) -> tuple[JobId, int, int]:
 def log_key(job: str, attempt: int) -> str:
     """The whole log; its last line is ``rc=N``."""
     return f"logs/{job}.{attempt}.log"
+
+
+def notice_key(job: str, ended_at_ms: int) -> str:
+    """That an end was told to whom the job named; it may end, and be told, again."""
+    return f"notices/{job}.{format_stamp(ended_at_ms)}"
 
 
 def checkpoint_key(seq: int) -> str:

@@ -216,6 +216,7 @@ KEYS: dict[str, str] = {
     "blob_key": keys.blob_key("9f" * 32),
     "log_piece_key": keys.log_piece_key("q7m2k4x3", 1, 0),
     "log_key": keys.log_key("q7m2k4x3", 1),
+    "notice_key": keys.notice_key("q7m2k4x3", STAMP_MS),
     "checkpoint_key": keys.checkpoint_key(200),
 }
 

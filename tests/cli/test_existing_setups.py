@@ -31,9 +31,9 @@ location_constraint =
 [ceph]
 type = s3
 provider = Ceph
-access_key_id = XXX
-secret_access_key = YYY
-session_token = ZZZ
+access_key_id = CEPHKEY
+secret_access_key = CEPHSECRET
+session_token = CEPHTOKEN
 region = eu
 endpoint = s3.ceph.endpoint.example.com
 force_path_style = false
@@ -107,7 +107,12 @@ def environ(tmp_path: Path) -> Mapping[str, str]:
                 "s3://b",
                 "https://s3.ceph.endpoint.example.com",
                 "eu",
-                Login(access_key="XXX", secret_key="YYY", session_token="ZZZ", virtual_host=True),
+                Login(
+                    access_key="CEPHKEY",
+                    secret_key="CEPHSECRET",
+                    session_token="CEPHTOKEN",
+                    virtual_host=True,
+                ),
             ),
         ),
         ("rclone:aws:b/p", Remote("s3://b/p", None, "eu-west-2", Login(profile="team"))),

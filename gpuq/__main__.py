@@ -71,10 +71,7 @@ def _usage(command: Any, args: Sequence[str], error: Any) -> str:
     if message == "missing command":
         known = ", ".join(error.ctx.command.list_commands(error.ctx))
         return f"{path.removeprefix('gpuq ')} needs a command: {known}; see '{path} --help'"
-    dashes = ""
-    if path.endswith(" submit") and hasattr(error, "option_name"):
-        dashes = "put -- before a command and its options, or "
-    return f"{message}{'' if message.endswith('?') else ';'} {dashes}see '{path} --help'"
+    return f"{message}{'' if message.endswith('?') else ';'} see '{path} --help'"
 
 
 def _fail(message: str, code: int) -> int:

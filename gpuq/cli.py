@@ -55,7 +55,8 @@ app = typer.Typer(
 def with_global_options_first(args: Sequence[str]) -> list[str]:
     """``args`` with the options that choose the store moved before the command's name.
 
-    Nothing behind ``--`` is touched: that is somebody else's command.
+    Nothing behind ``--`` or ``submit`` is touched: that may be somebody else's command, and
+    submit reads these options itself.
     """
     end = args.index("--") if "--" in args else len(args)
     first: list[str] = []
@@ -69,6 +70,8 @@ def with_global_options_first(args: Sequence[str]) -> list[str]:
             first.append(word)
         else:
             rest.append(word)
+            if rest == ["submit"]:
+                rest.extend(words)
     return [*first, *rest, *args[end:]]
 
 
@@ -124,11 +127,11 @@ def _add(
 _add(
     submit.submit,
     "submit",
-    cls=submit.CommandAfterDashes,
-    short="Submit script files, or a command behind --.",
+    cls=submit.SubmitCommand,
+    short="Submit script files, or a command.",
     examples=[
         "gpuq submit train.sh eval.sh",
-        "gpuq submit --name train --gpus h100:2 --time 8h -- python3 train.py --lr 1e-3",
+        "gpuq submit --name train --gpus h100:2 --time 8h python3 train.py --lr 1e-3",
     ],
 )
 _add(

@@ -18,7 +18,7 @@ from gpuq.sbatch import translated
 from gpuq.usage import UsageError, usage_text
 from ledger.errors import RequestError
 
-_DIRECTIVE = re.compile(rb"#(GPUQ|SBATCH)(?:[ \t]+(.*))?")
+_DIRECTIVE = re.compile(rb"#(GPUQ|SBATCH)\b(.*)")
 
 ParseWords = Callable[[Sequence[str]], Mapping[str, Any]]
 """What the command line's parser makes of words, by parameter.
@@ -50,7 +50,7 @@ def directives_of(script: bytes, name: str) -> list[Directive]:
             continue
         keyword, place = match[1].decode(), f"{printable(name)} line {number}"
         if is_top:
-            found.append(Directive(place, keyword, _words(place, match[2] or b"")))
+            found.append(Directive(place, keyword, _words(place, match[2])))
         else:
             say(f"{place}: #{keyword} is not read behind the first command: move it up")
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from gpuq.after import texts_of
 from gpuq.render import Cut, local_time, long_duration, short_duration, size, times
 from gpuq.view import View
 from ledger.events import JobSpec, JobState
@@ -123,14 +124,21 @@ class Shown:
             ("slots", f"{spec.slots} {spec.gpu_type}".strip()),
             ("gpu memory", size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""),
             ("pinned to", job.placed.worker),
+            ("after", ", ".join(texts_of(spec.after))),
+            ("begin", local_time(spec.begin_at, now_ms) if spec.begin_at else ""),
+            ("exclude", ", ".join(spec.exclude)),
+            ("priority", str(spec.priority) if spec.priority else ""),
             ("submitted to", _submitted_to(job)),
             ("time limit", long_duration(spec.time_limit_ms) if spec.time_limit_ms else ""),
             ("signal", _lead(spec)),
             ("command", shlex.join(spec.argv) if not spec.script else ""),
             ("script", spec.script),
             ("arguments", shlex.join(spec.argv) if spec.script else ""),
-            ("directory", spec.cwd),
+            ("long words", spec.words),
+            ("directory", spec.cwd if spec.snapshot is None else ""),
+            *snapshot_lines(spec),
             ("variables", ", ".join(f"{name}={value}" for name, value in spec.env.items())),
+            ("secrets", ", ".join(spec.secrets)),
             ("key", spec.key),
             ("submitted", f"{local_time(job.submitted_at, now_ms)} by {spec.user}"),
             ("ended", "" if job.ended_at is None else local_time(job.ended_at, now_ms)),
@@ -143,7 +151,7 @@ class Shown:
         if not self.is_overdue(job):
             return ""
         target_ms = self._view.state.policy.wait_target_ms(job.placed.flow)
-        waited_ms = self._view.now_ms - job.submitted_at
+        waited_ms = self._view.now_ms - job.queued_since
         return f"{short_duration(waited_ms)} of at most {short_duration(target_ms)}"
 
     def _conflicts(self, job: Job) -> str:
@@ -204,10 +212,17 @@ class Shown:
             **self.json(job),
             "command": list(spec.argv),
             "script_sha256": spec.script or None,
+            "words_sha256": spec.words or None,
             "directory": spec.cwd,
+            "snapshot": snapshot_json(spec),
             "variables": spec.env,
+            "secrets": list(spec.secrets),
             "submitted_pool": spec.pool,
             "submitted_pinned_to": spec.worker,
+            "after": texts_of(spec.after),
+            **times(begin_at=spec.begin_at or None),
+            "exclude": list(spec.exclude),
+            "priority": spec.priority,
             "signal": spec.signal or None,
             "lead_ms": spec.lead_ms or None,
             "grace_ms": spec.grace_ms or None,
@@ -218,6 +233,33 @@ class Shown:
             "conflicting_submits": job.conflicting_submits,
             "attempts": [_attempt_json(attempt) for attempt in job.attempts],
         }
+
+
+def snapshot_lines(spec: JobSpec) -> list[tuple[str, str]]:
+    """What it runs in a copy of, for people; nothing where it was submitted without."""
+    if spec.snapshot is None:
+        return []
+    snapshot = spec.snapshot
+    branch = f" on {snapshot.branch}" if snapshot.branch else ""
+    state = ", with changes" if snapshot.dirty else ""
+    return [
+        ("snapshot", f"sha256 {snapshot.manifest}"),
+        ("begins in", f"{snapshot.directory or '.'} of it"),
+        ("commit", f"{snapshot.commit}{branch}{state}" if snapshot.commit else ""),
+    ]
+
+
+def snapshot_json(spec: JobSpec) -> dict[str, Any] | None:
+    """The same for programs."""
+    if spec.snapshot is None:
+        return None
+    return {
+        "manifest_sha256": spec.snapshot.manifest,
+        "directory": spec.snapshot.directory,
+        "commit": spec.snapshot.commit or None,
+        "branch": spec.snapshot.branch or None,
+        "dirty": spec.snapshot.dirty,
+    }
 
 
 def _submitted_to(job: Job) -> str:

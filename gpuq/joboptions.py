@@ -8,25 +8,31 @@ in the module of those rules, and listed here. What belongs to one call and not 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 
+from gpuq.after import parse_after
 from gpuq.options import Choices, Kind, Option
 from gpuq.parse import (
     LeadSignal,
+    parse_begin,
     parse_count,
     parse_deadline,
     parse_duration,
     parse_gpus,
     parse_grace,
+    parse_nodes,
+    parse_secret,
     parse_signal,
     parse_size,
     parse_url,
     parse_variable,
 )
-from gpuq.render import long_duration, size
+from gpuq.render import long_duration, printable, size
 from ledger.errors import RequestError
-from ledger.names import WORKER, check_name
+from ledger.names import WORKER, NodeName, check_name
+from scheduling.admission import PRIORITY_MAX
 from scheduling.retries import RETRY_WORDS, is_retry_rule
 
 RETRIES_MAX = 100
@@ -52,6 +58,37 @@ def _read_directory(text: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
+def _read_folder(text: str) -> str:
+    """A folder that is there, so that the option cannot swallow a script's name."""
+    if not os.path.isdir(os.path.expanduser(text)):
+        raise RequestError(
+            f"--snapshot {printable(text)}: no such folder; name one: --snapshot . SCRIPT"
+        )
+    return _read_directory(text)
+
+
+def _read_nodes(text: str) -> tuple[NodeName, ...]:
+    return parse_nodes([text])
+
+
+def _read_after(text: str) -> str:
+    """As it was typed: which jobs are meant is asked of the ledger."""
+    for _ in parse_after([text]):
+        pass
+    return text
+
+
+def _read_priority(text: str) -> int:
+    """Raises RequestError for what is no number from -100 to 100."""
+    try:
+        priority = int(text)
+    except ValueError:
+        priority = PRIORITY_MAX + 1
+    if abs(priority) > PRIORITY_MAX:
+        raise RequestError(f"{text!r} is no priority: say -{PRIORITY_MAX} to {PRIORITY_MAX}")
+    return priority
+
+
 def _read_retry_rules(text: str) -> tuple[str, ...]:
     """The ends after which it is tried again, as ``rc=75,oom`` says."""
     rules = tuple(rule.strip() for rule in text.split(","))
@@ -67,6 +104,11 @@ def _read_retries(text: str) -> int:
 
 def _show_gpus(gpus: Sequence[object]) -> str:
     return " ".join(str(part) for part in gpus).strip()
+
+
+def _show_names(pairs: Sequence[tuple[str, str | None]]) -> str:
+    """Names only: a value may be long."""
+    return ", ".join(dict.fromkeys(name for name, _ in pairs))
 
 
 def _show_moment(at_ms: int) -> str:
@@ -101,14 +143,30 @@ WORKER_PIN = Option(
     flags=("--worker",), help="Only there, such as node1-gpu0.", read=_read_worker, default="",
     fields=("worker",),
 )  # fmt: skip
+EXCLUDE: Option[tuple[tuple[NodeName, ...], ...]] = Option(
+    flags=("--exclude", "-x"), help="Nodes on which it never runs.", kind=Kind.LIST,
+    read=_read_nodes, default=(), show=lambda lists: ", ".join(chain.from_iterable(lists)),
+)  # fmt: skip
+PRIORITY = Option(
+    flags=("--priority",), help="In one's own flow only, -100 to 100.", read=_read_priority,
+    default=0, fields=("priority",),
+)  # fmt: skip
 KEY = Option(flags=("--key",), help="The same key is the same job.", default="", fields=("key",))
 CHDIR = Option(
     flags=("--chdir", "-D"), help="Directory; else the current one.", read=_read_directory,
     default="",
 )  # fmt: skip
-ENV: Option[tuple[tuple[str, str], ...]] = Option(
-    flags=("--env",), help="NAME=VALUE; repeatable.", kind=Kind.GATHERED, read=parse_variable,
-    default=(), show=lambda pairs: ", ".join(dict.fromkeys(name for name, _ in pairs)),
+SNAPSHOT = Option(
+    flags=("--snapshot",), help="Run in a copy of this folder as it is now: '.'.",
+    read=_read_folder, default="",
+)  # fmt: skip
+ENV: Option[tuple[tuple[str, str | None], ...]] = Option(
+    flags=("--env",), help="NAME=VALUE, or NAME with its value here; repeatable.",
+    kind=Kind.GATHERED, read=parse_variable, default=(), show=_show_names,
+)  # fmt: skip
+SECRET: Option[tuple[str, ...]] = Option(
+    flags=("--secret",), help="NAME, with the value that the node holds; repeatable.",
+    kind=Kind.GATHERED, read=parse_secret, default=(), fields=("secrets",), show=", ".join,
 )  # fmt: skip
 HOLD = Option(
     flags=("--hold",), help="Wait for 'gpuq release'.", kind=Kind.SWITCH, default=False,
@@ -138,6 +196,14 @@ DEADLINE = Option(
     flags=("--deadline",), help="No use after: 2h from now, or 2026-12-01T18:00.", default=0,
     fields=("deadline_at",), at_submit=parse_deadline, show=_show_moment,
 )  # fmt: skip
+AFTER: Option[tuple[str, ...]] = Option(
+    flags=("--after", "--dependency", "-d"), help="Jobs that must end first: ID, ...",
+    kind=Kind.LIST, read=_read_after, default=(), show=", ".join,
+)  # fmt: skip
+BEGIN = Option(
+    flags=("--begin",), help="Not before: 2h from now, or 2026-12-01T18:00.", default=0,
+    fields=("begin_at",), at_submit=parse_begin, show=_show_moment,
+)  # fmt: skip
 RETRIES = Option(
     flags=("--retries",), help="Further attempts after a failure.", read=_read_retries, default=0,
     fields=("retries",),
@@ -164,14 +230,31 @@ NOTIFY = Option(
 )  # fmt: skip
 
 JOB_OPTIONS = (
-    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN, KEY, CHDIR, ENV, HOLD,
-    IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE, RETRIES, RETRY_ON, REQUESTS,
-    INPUT_TOKENS, MAX_OUTPUT_TOKENS, NOTIFY,
+    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN,
+    EXCLUDE, PRIORITY, KEY, CHDIR, SNAPSHOT, ENV, SECRET, HOLD, IDEMPOTENT, RESUMABLE,
+    EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, BEGIN, RETRIES, RETRY_ON,
+    REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS, NOTIFY,
 )  # fmt: skip
+
+
+def variables_of(choices: Choices, environ: Mapping[str, str]) -> dict[str, str]:
+    """The job's variables; ``--env NAME`` takes the value of ``environ``.
+
+    Raises RequestError where there is none.
+    """
+    variables = {}
+    for name, value in choices[ENV]:
+        if value is None and name not in environ:
+            raise RequestError(f"--env {name}: it is not set here; set it, or say --env NAME=VALUE")
+        variables[name] = environ[name] if value is None else value
+    return variables
 
 
 def refuse_contradictions(choices: Choices) -> None:
     """Raise RequestError for options that say nothing together."""
+    twice = {name for name, _ in choices[ENV]}.intersection(choices[SECRET])
+    if twice:
+        raise RequestError(f"{', '.join(sorted(twice))}: say --env or --secret, not both")
     for rule in choices[RETRY_ON]:
         if rule in ("lost", "timeout") and not choices[IDEMPOTENT]:
             raise RequestError(

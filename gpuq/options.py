@@ -22,6 +22,7 @@ from gpuq.config import Setting
 from ledger.errors import RequestError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -37,7 +38,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Option(Generic[T]):
+class Option(Generic[T_co]):
     """One option of ``gpuq submit``; of a repeatable one ``read`` reads each value."""
 
     flags: tuple[str, ...]
@@ -46,7 +47,7 @@ class Option(Generic[T]):
     kind: Kind = Kind.VALUE
     read: Callable[[str], Any] = str
     """Raises RequestError for what it cannot read; the message need not say where it stood."""
-    default: T
+    default: T_co
     """Its value where nobody says it; with ``at_submit`` that of its field."""
     fields: tuple[str, ...] = ()
     """Of ``JobSpec``, which its value fills; where there are several it is a tuple of theirs."""

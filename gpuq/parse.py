@@ -7,12 +7,15 @@ shows the forms; nothing is guessed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
 from ledger.errors import RequestError
 from ledger.events import LEAD_SIGNALS
+from ledger.names import NodeName, check_name
 from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+from ledger.variables import is_reserved, is_variable, looks_secret
 from scheduling.duration import DURATION_MAX_MS, parse_units
 
 SLOTS_MAX = 1_024
@@ -28,8 +31,6 @@ _GPUS = re.compile(rf"(?:([A-Za-z0-9][A-Za-z0-9 ._-]*):)?{_N}")
 _SIGNAL = re.compile(r"(?:B:)?([A-Z0-9]{1,12})(?:@([0-9]{1,6}))?")
 _COUNT = re.compile(r"[0-9]{1,10}")
 _URL = re.compile(r"https?://[^/\s@]+(/[!-~]*)?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED = re.compile(r"GPUQ_.*|CUDA_VISIBLE_DEVICES")
 
 
 class Gpus(NamedTuple):
@@ -76,17 +77,31 @@ def parse_deadline(text: str, now_ms: int) -> int:
 
     Raises RequestError on anything else, and on what has passed.
     """
+    return _moment_ahead(text, now_ms, "deadline", _duration_ms)
+
+
+def parse_begin(text: str, now_ms: int) -> int:
+    """The same of a time before which a job does not begin.
+
+    A duration needs its unit: ``16:00`` is a time of day for Slurm, and 16 minutes here.
+    """
+    return _moment_ahead(text, now_ms, "begin", parse_units)
+
+
+def _moment_ahead(
+    text: str, now_ms: int, what: str, read_duration: Callable[[str], int | None]
+) -> int:
     try:
         at_ms = int(datetime.fromisoformat(text.strip()).timestamp() * 1_000)
     except (ValueError, OverflowError):
-        duration_ms = _duration_ms(text.strip().lower())
+        duration_ms = read_duration(text.strip().lower())
         if duration_ms is None:
             raise RequestError(
-                f"{text!r} is no deadline: say 2h (from now), or a time such as 2026-12-01T18:00"
+                f"{text!r} is no {what}: say 2h (from now), or a time such as 2026-12-01T18:00"
             ) from None
         at_ms = now_ms + duration_ms
     if not now_ms < at_ms <= now_ms + DURATION_MAX_MS:
-        raise RequestError(f"the deadline {text!r} has passed, or lies beyond ten years")
+        raise RequestError(f"the {what} {text!r} has passed, or lies beyond ten years")
     return at_ms
 
 
@@ -144,6 +159,12 @@ def parse_gpus(text: str) -> Gpus:
     return Gpus(slots, (match[1] or "").lower())
 
 
+def parse_nodes(texts: Iterable[str]) -> tuple[NodeName, ...]:
+    """Names of nodes with commas, sorted, each once. Raises RequestError on anything else."""
+    names = {name.strip() for text in texts for name in text.split(",")}
+    return tuple(NodeName(check_name("node", name)) for name in sorted(names))
+
+
 def parse_signal(text: str) -> LeadSignal:
     """``USR1@120``, as Slurm's ``--signal``: a signal and how many seconds before the limit.
 
@@ -181,14 +202,35 @@ def parse_url(text: str) -> str:
     return text
 
 
-def parse_variable(text: str) -> tuple[str, str]:
-    """Name and value of ``NAME=VALUE``.
+def parse_variable(text: str) -> tuple[str, str | None]:
+    """Name and value of ``NAME=VALUE``; of ``NAME`` the value is None.
 
-    Raises RequestError for what is no pair and for names that gpuq sets itself.
+    Raises RequestError for what is no variable, for names that gpuq sets itself, and for a
+    value that looks like a secret by its name.
     """
     name, equals, value = text.partition("=")
-    if not equals or not _VARIABLE.fullmatch(name):
-        raise RequestError(f"--env {text!r} is not a variable: say --env NAME=VALUE")
-    if _RESERVED.fullmatch(name):
-        raise RequestError(f"--env {name} is set by gpuq for each job: use another name")
-    return name, value
+    _check_variable("--env", name)
+    if looks_secret(name):
+        raise RequestError(
+            f"--env {name} looks like a secret, and what is in a ledger stays there: say --secret "
+            f"{name}, and the node's operator puts its value into a file there"
+        )
+    if "\0" in value:
+        raise RequestError(f"the value of --env {name} has a NUL byte, which no variable can hold")
+    return name, value if equals else None
+
+
+def parse_secret(text: str) -> str:
+    """The name of a variable whose value the node holds. Raises RequestError on anything else."""
+    name, equals, _ = text.partition("=")
+    if equals:
+        raise RequestError(f"--secret {name} takes no value: the node's operator has it")
+    _check_variable("--secret", name)
+    return name
+
+
+def _check_variable(option: str, name: str) -> None:
+    if not is_variable(name):
+        raise RequestError(f"{option} {name!r} is not a variable: use letters, digits and _")
+    if is_reserved(name):
+        raise RequestError(f"{option} {name} is set by gpuq for each job: use another name")

@@ -1,9 +1,9 @@
 """``gpuq submit``: from scripts or a command to jobs in the ledger.
 
-Owns the checks that happen before anything is written, and the order of writing: the
-script's blob, then the submit fact, and "submitted" only after its acknowledgement. What may
-be asked for stands in ``gpuq/joboptions.py``. The environment of the submitter does not
-travel; ``--env`` does.
+Owns the checks that happen before anything is written, and the order of writing: the snapshot
+and the script's blob, then the submit fact, and "submitted" only after its acknowledgement.
+What may be asked for stands in ``gpuq/joboptions.py``. The environment of the submitter does
+not travel; ``--env`` does.
 """
 
 from __future__ import annotations
@@ -20,27 +20,33 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
+from gpuq.after import dependencies
 from gpuq.client import Client, connect, invocation_of, open_client, settings_of
-from gpuq.config import Setting
+from gpuq.config import Setting, StoreFlags
 from gpuq.directives import said_by_script
 from gpuq.joboptions import (
+    AFTER,
+    BEGIN,
     CHDIR,
     CLASS,
-    ENV,
+    EXCLUDE,
     JOB_OPTIONS,
     KEY,
     NAME,
     ORG,
     POOL,
+    SNAPSHOT,
     WORKER_PIN,
     refuse_contradictions,
+    variables_of,
 )
 from gpuq.logs import wait_for
 from gpuq.options import Choices, Layer, Option, Said, said_by_variables, takes
 from gpuq.projectfile import PROJECT_FILE, said_by_project
 from gpuq.render import print_json, printable, say
-from gpuq.script import Body, bodies_of
+from gpuq.script import DASHES, Body, bodies_of
 from gpuq.selectors import remember_last
+from gpuq.snapshot import Packing
 from gpuq.submittext import Wish, explain_wish, hint, job_json
 from gpuq.view import View, read_view
 from ledger.decisions import JobAdmitted
@@ -48,31 +54,42 @@ from ledger.errors import RequestError, TransientError
 from ledger.events import JobSpec, Submitted
 from ledger.names import WorkerName, keyed_job_id, new_job_id
 from ledger.state import Job, digest_of
+from ledger.words import long_words
 from ledger.writer import put_blob
 from scheduling.admission import verdict_on
 
-_COMMAND = "gpuq.command"
+ARGUMENT_MAX_BYTES = 128 * 1024 - 1
+"""Linux's MAX_ARG_STRLEN without the NUL at the end."""
+ARGUMENTS_MAX_BYTES = 1024 * 1024
+"""Half of what Linux takes by default (a quarter of the stack limit); the node adds its own."""
+
+_BEHIND_DASHES = "gpuq.behind_dashes"
 
 
-class CommandAfterDashes(TyperCommand):
-    """Keeps what stands behind ``--`` apart; click would mix it with the scripts."""
+class SubmitCommand(TyperCommand):
+    """Its options end at the first word that is none; all from there on belongs to the job.
+
+    Keeps whether that word stood behind ``--``, which click drops.
+    """
+
+    allow_interspersed_args = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--" in args:
-            at = args.index("--")
-            ctx.meta[_COMMAND] = tuple(args[at + 1 :])
-            args = args[:at]
-        return super().parse_args(ctx, args)
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        begin = len(given) - len(ctx.params["words"] or ())
+        ctx.meta[_BEHIND_DASHES] = given[max(0, begin - 1) : begin] == [DASHES]
+        return rest
 
 
 @takes(JOB_OPTIONS)
 def submit(
     context: typer.Context,
-    scripts: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SCRIPT",
-            help="Script files, one job each. A command goes behind --.",
+            metavar="SCRIPT|COMMAND",
+            help="Script files, one job each; or a script or a command with its arguments.",
             show_default=False,
         ),
     ] = None,
@@ -88,33 +105,44 @@ def submit(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show each value and where it came from.")
     ] = False,
+    store: Annotated[str | None, typer.Option("--store", hidden=True)] = None,
+    endpoint_url: Annotated[str | None, typer.Option("--endpoint-url", hidden=True)] = None,
+    region: Annotated[str | None, typer.Option("--region", hidden=True)] = None,
+    ca_bundle: Annotated[str | None, typer.Option("--ca-bundle", hidden=True)] = None,
     **said: Any,
 ) -> None:
-    """Submit script files, or the command behind --."""
-    bodies = bodies_of(scripts or [], context.meta.get(_COMMAND, ()))
+    """Submit script files, or a command; gpuq's own options go before them."""
+    context.obj = invocation_of(context).with_flags(
+        StoreFlags(store=store, endpoint_url=endpoint_url, region=region, ca_bundle=ca_bundle)
+    )
+    environ = invocation_of(context).environ
+    behind_dashes = context.meta[_BEHIND_DASHES]
+    Choices(JOB_OPTIONS, [[Said("", said)]])  # first what is wrong with a flag, if something is
+    bodies = bodies_of(words or [], is_command=behind_dashes)
+    if not behind_dashes:
+        _tell_of_own_options(context, bodies, words or [])
     asked = _asked(context, bodies, said)
     client = connect(settings_of(context)) if dry_run else open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
+    packing = Packing()
     wishes = [
-        _wish(client, view, body, choices) for body, choices in zip(bodies, asked, strict=True)
+        _wish(client, view, body, choices, environ, packing)
+        for body, choices in zip(bodies, asked, strict=True)
     ]
     for wish in wishes:
         _check(view, wish.spec)
-    for wish in wishes:
-        if explain:
+    if explain:
+        for wish in wishes:
             explain_wish(view, wish, client.settings)
     if not dry_run:
         for line in dict.fromkeys(line for wish in wishes for line in hint(view, wish.spec)):
             say(line)
     shown = []
     for wish in wishes:
-        spec = wish.spec
         outcome = "checked" if dry_run else _submit(client, view, wish)
         if not json:
-            print(
-                spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}"), flush=True
-            )
-        shown.append(job_json(spec, outcome))
+            print(_line(wish.spec, outcome, parsable=parsable), flush=True)
+        shown.append(job_json(wish.spec, outcome))
     if json:
         print_json(shown)
     if wait and not dry_run:
@@ -122,12 +150,16 @@ def submit(
         raise typer.Exit(wait_for(client, [wish.spec.id for wish in wishes]))
 
 
+def _line(spec: JobSpec, outcome: str, *, parsable: bool) -> str:
+    return spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}")
+
+
 def wish_for(
     context: typer.Context, client: Client, view: View, body: Body, said: Mapping[str, Any]
 ) -> Wish:
     """What the command whose context this is would submit, with ``said`` as its flags."""
     (choices,) = _asked(context, [body], said)
-    return _wish(client, view, body, choices)
+    return _wish(client, view, body, choices, invocation_of(context).environ, Packing())
 
 
 def submit_wish(client: Client, view: View, wish: Wish) -> str:
@@ -137,6 +169,23 @@ def submit_wish(client: Client, view: View, wish: Wish) -> str:
 
 
 # --- what is asked for
+
+
+def _tell_of_own_options(
+    context: typer.Context, bodies: Sequence[Body], words: Sequence[str]
+) -> None:
+    """Say which words behind the first one look like gpuq's and are the job's."""
+    command: Any = context.command
+    own = {flag for parameter in command.get_params(context) for flag in parameter.opts}
+    end = words.index(DASHES) if DASHES in words else len(words)
+    given = [word for word in words[1:end] if word.partition("=")[0] in own]
+    if given:
+        first = words[0]
+        meant = f"{first} {DASHES} ..." if bodies[0].script else f"{DASHES} {first} ..."
+        say(
+            f"{', '.join(given)} behind {first} goes to the job: gpuq's own options stand before "
+            f"it, and '{meant}' says that it is meant"
+        )
 
 
 def _asked(
@@ -178,16 +227,26 @@ def _refuse_for_several(shared: Choices) -> None:
             raise RequestError(f"{option.flags[0]} names one job: submit these scripts one by one")
 
 
-def _wish(client: Client, view: View, body: Body, choices: Choices) -> Wish:
+def _wish(
+    client: Client,
+    view: View,
+    body: Body,
+    choices: Choices,
+    environ: Mapping[str, str],
+    packing: Packing,
+) -> Wish:
     organization = _setting(choices, ORG, client.settings.organization)
-    pool = _setting(choices, POOL, _default_pool(client, view, choices[WORKER_PIN]))
+    pool = _setting(choices, POOL, _default_pool(client, view, choices))
     workload_class = _workload_class(view, choices)
-    variables = choices[ENV]
     if choices[KEY]:
         job = keyed_job_id(client.ledger, organization.value, choices[KEY])
     else:
         job = new_job_id(client.rng)
-    spec = JobSpec(
+    cwd = choices[CHDIR] or _current_directory()
+    packed = packing.pack(choices[SNAPSHOT], cwd) if choices[SNAPSHOT] else None
+    typed = JobSpec(
+        exclude=tuple(sorted({node for nodes in choices[EXCLUDE] for node in nodes})),
+        after=dependencies(client, view, choices[AFTER]),
         **choices.fields(client.store.clock_ms()),
         id=job,
         name=choices[NAME] or body.name,
@@ -196,15 +255,58 @@ def _wish(client: Client, view: View, body: Body, choices: Choices) -> Wish:
         pool=pool.value,
         user=client.settings.user.value,
         host=client.settings.host,
-        script=hashlib.sha256(body.script).hexdigest() if body.script else "",
         argv=body.argv,
-        cwd=choices[CHDIR] or _current_directory(),
-        env=dict(variables),
+        cwd=cwd,
+        snapshot=packed.spec if packed is not None else None,
+        env=variables_of(choices, environ),
     )
+    if 0 < typed.deadline_at <= typed.begin_at:
+        raise RequestError(f"{BEGIN.flags[0]} is not before its deadline")
+    _refuse_unsendable(typed)
+    spec, blobs = _with_blobs(typed, body)
     return Wish(
-        body=body, choices=choices, spec=spec, organization=organization, pool=pool,
-        workload_class=workload_class,
+        choices=choices, spec=spec, blobs=blobs, packed=packed,
+        organization=organization, pool=pool, workload_class=workload_class,
     )  # fmt: skip
+
+
+def _refuse_unsendable(spec: JobSpec) -> None:
+    """Raise RequestError for words that no ledger can hold or no node could execute."""
+    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot"):
+        try:
+            msgspec.json.encode(getattr(spec, field))
+        except UnicodeEncodeError as error:
+            raise RequestError(f"{field} is not UTF-8: use another spelling") from error
+    strings = [*spec.argv, *(f"{name}={value}" for name, value in spec.env.items())]
+    sizes = [len(string.encode()) for string in strings]
+    for string, size_bytes in zip(strings, sizes, strict=True):
+        if size_bytes > ARGUMENT_MAX_BYTES:
+            raise RequestError(
+                f"{string[:20]!r}... has {size_bytes} bytes, and Linux takes at most "
+                f"{ARGUMENT_MAX_BYTES} in an argument or variable: put it into a file"
+            )
+    if sum(sizes) > ARGUMENTS_MAX_BYTES:
+        raise RequestError(
+            f"arguments and variables have {sum(sizes)} bytes, at most {ARGUMENTS_MAX_BYTES} are "
+            "safe to execute: put them into a file"
+        )
+
+
+def _with_blobs(typed: JobSpec, body: Body) -> tuple[JobSpec, tuple[bytes, ...]]:
+    """The spec as a fact can hold it, and the blobs that it names."""
+    spec, blobs = typed, []
+    if body.script:
+        blobs.append(body.script)
+        spec = msgspec.structs.replace(spec, script=_sha256(body.script))
+    words = long_words(typed)
+    if words is not None:
+        blobs.append(words)
+        spec = msgspec.structs.replace(spec, argv=(), env={}, words=_sha256(words))
+    return spec, tuple(blobs)
+
+
+def _sha256(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()
 
 
 def _setting(choices: Choices, option: Option[str], otherwise: Setting) -> Setting:
@@ -213,10 +315,10 @@ def _setting(choices: Choices, option: Option[str], otherwise: Setting) -> Setti
     return otherwise
 
 
-def _default_pool(client: Client, view: View, worker: str) -> Setting:
-    known = view.state.workers.get(WorkerName(worker))
+def _default_pool(client: Client, view: View, choices: Choices) -> Setting:
+    known = view.state.workers.get(WorkerName(choices[WORKER_PIN]))
     if known is not None and known.pool:
-        return Setting(known.pool, "--worker")
+        return Setting(known.pool, choices.source(WORKER_PIN))
     return client.settings.pool
 
 
@@ -248,11 +350,6 @@ def _workload_class(view: View, choices: Choices) -> Setting:
 
 def _check(view: View, spec: JobSpec) -> None:
     """Raise RequestError for what would be rejected, or is another job under the same key."""
-    for field in ("name", "argv", "cwd", "env", "key", "user"):
-        try:
-            msgspec.json.encode(getattr(spec, field))
-        except UnicodeEncodeError as error:
-            raise RequestError(f"{field} is not UTF-8: use another spelling") from error
     conflict = _conflict(view, spec)
     if conflict:
         raise RequestError(conflict)
@@ -290,7 +387,7 @@ def _submit(client: Client, view: View, wish: Wish) -> str:
     """Write one job, unless the job of its key is there; which of the two, in words."""
     spec, outcome = wish.spec, "already submitted"
     if spec.id not in view.state.jobs and spec.id not in view.state.archive:
-        _put_script(client, wish.body)
+        _put_blobs(client, wish)
         fact = Submitted(at=client.store.clock_ms(), job=spec)
         client.send(fact, f"the submit of {spec.id} ({spec.name})")
         outcome = "submitted"
@@ -298,10 +395,11 @@ def _submit(client: Client, view: View, wish: Wish) -> str:
     return outcome
 
 
-def _put_script(client: Client, body: Body) -> None:
-    if not body.script:
-        return
+def _put_blobs(client: Client, wish: Wish) -> None:
+    if wish.packed is not None:
+        wish.packed.upload(client.store)
     try:
-        put_blob(client.store, body.script)
+        for blob in wish.blobs:
+            put_blob(client.store, blob)
     except TransientError as error:
-        raise TransientError(f"{error}; {body.name} was not submitted: try again") from error
+        raise TransientError(f"{error}; {wish.spec.name} was not submitted: try again") from error

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
+from gpuq.after import texts_of
 from gpuq.config import Setting, Settings
 from gpuq.joboptions import CHDIR, CLASS, ESTIMATE, GRACE, JOB_OPTIONS, NAME, ORG, POOL, TIME
 from gpuq.options import Choices
 from gpuq.render import long_duration, plain_table, times
-from gpuq.script import Body
+from gpuq.snapshot import Packed
 from gpuq.view import View
 from ledger.events import JobSpec
 from ledger.projection import Projection
@@ -21,9 +22,12 @@ from ledger.projection import Projection
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """One job as it will be submitted, and who said what."""
 
-    body: Body
     choices: Choices
     spec: JobSpec
+    blobs: tuple[bytes, ...]
+    """That the spec names."""
+    packed: Packed | None
+    """The snapshot that it names."""
     organization: Setting
     pool: Setting
     workload_class: Setting
@@ -72,6 +76,11 @@ def hint(view: View, spec: JobSpec) -> Iterator[str]:
     """What was read how, and a pool that nobody serves now."""
     if spec.time_limit_ms:
         yield f"time limit {long_duration(spec.time_limit_ms)}"
+    strange = [node for node in spec.exclude if node not in view.state.nodes]
+    if strange:
+        yield (
+            f"no node {', '.join(strange)} has reported yet: is that what --exclude should name?"
+        )
     pools = {worker.pool for worker in view.state.workers.values() if worker.ready} - {""}
     if pools and spec.pool not in pools:
         yield f"no worker serves pool {spec.pool!r} now; there is {', '.join(sorted(pools))}"
@@ -91,7 +100,10 @@ def job_json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "gpu_memory_bytes": spec.gpu_memory_bytes,
         "time_limit_ms": spec.time_limit_ms or None,
         "pinned_to": spec.worker,
+        "exclude": list(spec.exclude),
+        "priority": spec.priority,
         "key": spec.key,
-        **times(deadline_at=spec.deadline_at or None),
+        **times(deadline_at=spec.deadline_at or None, begin_at=spec.begin_at or None),
         "retries": spec.retries,
+        "after": texts_of(spec.after),
     }

@@ -33,6 +33,8 @@ class Decided(Transitions):
                 self.admit(self.state.jobs[decision.job], standing)
             case e.JobExpired():
                 self._end_job(decision.job, JobState.EXPIRED, decision.reason)
+            case e.DependencyMissed():
+                self._end_job(decision.job, JobState.DEPENDENCY_NEVER, decision.reason)
             case e.JobRetried():
                 self.try_again(self.state.jobs[decision.job], decision.reason, decision.until)
             case e.JobResumed():

@@ -18,6 +18,7 @@ __all__ = [
     "AttemptAssigned",
     "AttemptFound",
     "Decision",
+    "DependencyMissed",
     "Elected",
     "FlowBlocked",
     "FlowFreed",
@@ -129,6 +130,13 @@ class JobExpired(Decision, frozen=True, tag="expire"):
     reason: str
 
 
+class DependencyMissed(Decision, frozen=True, tag="never"):
+    """What the job waits for has not come, and will not."""
+
+    job: JobId
+    reason: str
+
+
 class JobRetried(Decision, frozen=True, tag="again"):
     """It failed and goes back to its flow, behind all that wait there, at ``until``."""
 
@@ -138,7 +146,7 @@ class JobRetried(Decision, frozen=True, tag="again"):
 
 
 class JobResumed(Decision, frozen=True, tag="resume"):
-    """The time has come for which it was put off."""
+    """What it waits for has come: the time for which it was put off, the ends of others."""
 
     job: JobId
 
@@ -225,6 +233,7 @@ AnyDecision = (
     | ReservationEnded
     | JobAdmitted
     | JobExpired
+    | DependencyMissed
     | JobRetried
     | JobResumed
     | FlowBlocked

@@ -82,6 +82,35 @@ LEAD_SIGNALS = {
 """What may be sent to a job before its time limit, with the numbers of Linux."""
 
 
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tree of files in a private copy of which a job runs."""
+
+    manifest: str
+    """sha256 of the blob with its ``ledger.archive.Manifest``."""
+    directory: str = ""
+    """Where in the tree the job begins; empty: at its root."""
+    commit: str = ""
+    """Of the git checkout that it was taken of; empty where it was none."""
+    branch: str = ""
+    dirty: bool = False
+    """It differs from ``commit``."""
+
+
+ENDS = ("ok", "notok", "any")
+"""How a job may be waited for to end: COMPLETED, otherwise, in whatever way."""
+
+
+class Dependency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another job, of which the end is waited for."""
+
+    job: JobId
+    end: str = "ok"
+    """One of ``ENDS``."""
+
+    def __str__(self) -> str:
+        return f"after{self.end}:{self.job}"
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a user asked for. Empty strings and zeros mean "not asked for"."""
 
@@ -131,6 +160,21 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """It saves at TERM, exits with 75 and goes on where it was in its next attempt."""
     notify: str = ""
     """A URL that is told of its end."""
+    words: str = ""
+    """sha256 of the blob that holds ``argv`` and ``env``, where these are too long for a fact
+    (``ledger.words``); both are empty then."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables whose values the node holds; no value stands in a ledger."""
+    snapshot: Snapshot | None = None
+    """None: it runs in ``cwd`` as that is on the node."""
+    after: tuple[Dependency, ...] = ()
+    """It enters no queue before all of these have ended so."""
+    begin_at: int = 0
+    """It enters no queue before."""
+    exclude: tuple[NodeName, ...] = ()
+    """Nodes on which it never runs."""
+    priority: int = 0
+    """Within its flow alone: those with more go before it."""
 
     @property
     def flow(self) -> FlowId:

@@ -214,13 +214,17 @@ class FairState:
         return min(level, waiting[0][0]) if waiting else level
 
     def _rank(self, flow: Flow) -> None:
+        before = self._backlogged.get(flow.id)
+        now = flow.start_tag if flow.waiting and not flow.blocked else None
+        if now == before:
+            return
         waiting = self._backlog.setdefault(flow.pool, SortedList())
-        before = self._backlogged.pop(flow.id, None)
         if before is not None:
+            del self._backlogged[flow.id]
             waiting.remove((before, flow.id))
-        if flow.waiting and not flow.blocked:
-            self._backlogged[flow.id] = flow.start_tag
-            waiting.add((flow.start_tag, flow.id))
+        if now is not None:
+            self._backlogged[flow.id] = now
+            waiting.add((now, flow.id))
 
     def touch_all(self) -> None:
         """Every order may have changed (a new policy). O(flows)."""

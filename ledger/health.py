@@ -38,7 +38,8 @@ NODES_MAX = 8
 
 def command_of(spec: JobSpec) -> str:
     """Fingerprint of what would run: script, arguments and working directory."""
-    text = "\0".join((spec.script, spec.cwd, *spec.argv))
+    long_words = (spec.words,) if spec.words else ()
+    text = "\0".join((spec.script, spec.cwd, *spec.argv, *long_words))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -148,7 +148,7 @@ class Projection(Decided):
                 if job is not None and job.state is JobState.HELD:
                     job.requeues = 0
                     self.health.trust(job.spec)
-                    self.queue(job)
+                    self.enter(job)
             case e.MoveRequested():
                 self._move(fact)
             case e.RetryRequested():
@@ -190,7 +190,7 @@ class Projection(Decided):
             job.reason = "held at submit"
             self.touch(job)
         else:
-            self.queue(job)
+            self.enter(job)
         if cancel is not None:
             self._cancel(cancel)
 

@@ -124,15 +124,36 @@ class Job(msgspec.Struct, kw_only=True):
     over_rate: str = ""
     """Whose rate of submissions it broke."""
     wakes_at: int = 0
-    """Until when it is put off; 0 where it is not."""
+    """Until when it is put off, or stands aside at least; 0 where it does not."""
+    aside_since: int | None = None
+    """Since when it stands aside: PENDING, but in no queue before what it waits for has come."""
+    entered_at: int = 0
+    """When it last left that for its queue; 0: it never stood aside."""
     requeues: int = 0
     ended_at: int | None = None
+    tried_again: bool = False
+    """It had run and ended, and was put back behind all that waited."""
     conflicting_submits: int = 0
     """Submits under the same key with another body; they were rejected."""
 
     @property
     def id(self) -> JobId:
         return self.spec.id
+
+    @property
+    def in_queue(self) -> bool:
+        """Whether it stands in its flow's queue."""
+        return self.state is JobState.PENDING and self.aside_since is None
+
+    @property
+    def priority(self) -> int:
+        """Within its flow; what failed before does not pass those that ask for nothing."""
+        return min(self.spec.priority, 0) if self.tried_again else self.spec.priority
+
+    @property
+    def queued_since(self) -> int:
+        """From when on its wait for a slot counts."""
+        return self.entered_at or self.submitted_at
 
     @property
     def placed(self) -> JobSpec:

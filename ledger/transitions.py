@@ -66,6 +66,8 @@ class Touched:
         self.failed_fast: dict[JobId, None] = {}
         self.pools: dict[str, None] = {}
         """Of which the window let something go."""
+        self.standing = False
+        """A worker came, or serves another pool or with another slot."""
         self.everything = False
         """Set by an election or a policy: the leader looks at all there is."""
 
@@ -77,6 +79,7 @@ class Touched:
         self.finished.clear()
         self.pools.clear()
         self.failed_fast.clear()
+        self.standing = False
         self.everything = False
 
 
@@ -115,17 +118,31 @@ class Transitions:
 
     # -- jobs
 
+    def enter(self, job: Job) -> None:
+        """Put an open job into its queue, or aside where it waits for others or its time first."""
+        spec, at = job.spec, self.state.at
+        if job.attempts or not (spec.after or spec.begin_at > at):
+            self.queue(job)
+            return
+        job.state, job.reason = JobState.PENDING, ""
+        job.aside_since, job.wakes_at = at, spec.begin_at if spec.begin_at > at else 0
+        self.touch(job)
+
     def queue(self, job: Job, *, resumed: bool = False) -> None:
         """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""
         job.state = JobState.PENDING
         job.reason, job.wakes_at = "", 0
+        if job.aside_since is not None:
+            job.aside_since, job.entered_at = None, self.state.at
         self.fair.join(self.flow_of(job), resumed=resumed)
         self.touch(job)
 
     def unqueue(self, job: Job, state: JobState) -> None:
         """Take a queued job out, into ``state``."""
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             self.fair.leave(self.flow_of(job))
+        if job.aside_since is not None:
+            job.aside_since, job.wakes_at = None, 0
         job.state = state
         self.touch(job)
 
@@ -195,7 +212,7 @@ class Transitions:
 
     def move(self, job: Job, place: Placement) -> None:
         """Have an unstarted job wait elsewhere; one that is assigned is taken back first."""
-        if job.state is JobState.PENDING and place.pool != job.placed.pool:
+        if job.in_queue and place.pool != job.placed.pool:
             self.fair.leave(self.flow_of(job))
             job.moved = place
             self.fair.join(self.flow_of(job))
@@ -210,19 +227,22 @@ class Transitions:
         return assigned and job.last is not None and job.last.lead == place.worker
 
     def retry(self, job: Job) -> None:
-        """Put an ended job back into its flow, behind all that wait there."""
+        """Put an ended job back into its flow, behind all that wait there.
+
+        One that never ran waits again for the jobs that it names, as they stand now.
+        """
         self.health.trust(job.spec)
         self.state.ended.remove(job.id)
         if job.last is not None:
-            job.last.retried = True
+            job.last.retried = job.tried_again = True
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.cancel, job.ended_at, job.requeues = None, None, 0
-        self.queue(job)
+        self.enter(job)
 
     def admit(self, job: Job, standing: Standing) -> None:
         """Have a queued job wait as somebody else than it said."""
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             self.fair.leave(self.flow_of(job))
             job.standing = standing
             self.fair.join(self.flow_of(job))
@@ -236,6 +256,7 @@ class Transitions:
         if job.last is None or not job.last.excused:
             self.state.retry_budgets[flow] = self.retry_budget(flow) - 1_000
         self.reopen(job, JobState.HELD)
+        job.tried_again = True
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.reason, job.wakes_at = reason, until
@@ -426,6 +447,7 @@ class Transitions:
 
     def resolve_pool(self, worker: Worker) -> None:
         worker.pool = self.state.policy.pool_of(worker.name, worker.declared_pool)
+        self.touched.standing = True
         self.touched.workers[worker.name] = None
 
     # -- estimates

@@ -49,7 +49,7 @@ def node_beat(
                 statuses[name],
                 _running_on(name, statuses),
                 by_index.get(slot.index),
-                alive=host.runs(name),
+                alive=host.runs(host.process_of(name)),
                 disk_problem=disk_problem,
             )
             for name, slot in slots.items()

@@ -81,8 +81,10 @@ class Supervisor:
         self._context = context
         self._options = options
         self._host = host
-        names = [*options.slots, *([DISPATCHER] if options.dispatches else [])]
+        names = [host.process_of(worker) for worker in options.slots]
+        names += [DISPATCHER] if options.dispatches else []
         self._respawns = {name: Respawn() for name in names}
+        """By name of the process."""
         self._beats: BeatWriter | None = None
         self._next_beat_ms = 0
         self._said = ""
@@ -190,15 +192,18 @@ class Supervisor:
         self._leaving = left_over(state, options.node, self._context.machine, options.slots)
         for name in self._leaving:
             self._respawns[name] = Respawn()
-            if self._host.runs(name):
-                self._host.signal(name, signal.SIGUSR1)
+            self._host.dismiss(name)
 
     def _signal_workers(self, signum: signal.Signals) -> None:
-        for name in self._workers:
+        for name in self._processes():
             self._host.signal(name, signum)
 
     def _is_empty(self) -> bool:
-        return not any(self._host.runs(name) for name in self._workers)
+        return not any(self._host.runs(name) for name in self._processes())
+
+    def _processes(self) -> list[str]:
+        """Of all workers."""
+        return [name for name in self._respawns if name != DISPATCHER]
 
     @property
     def _workers(self) -> Mapping[WorkerName, Slot]:

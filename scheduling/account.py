@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from ledger.events import JobState
 from ledger.fair_state import Flow, Tags
 from ledger.names import FlowId, JobId, WorkerName, flow_parts
 from ledger.projection import Projection
@@ -68,7 +67,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     served_slots: int
     """What its flow has now."""
     pool_slots: int
-    earlier_jobs: int
+    earlier_jobs: tuple[JobId, ...]
+    """Of its own flow, that go before it, in their order."""
     flows_ahead: tuple[Ahead, ...]
     fitting_slots: int
     """Serving slots of a kind that would do, each on a node that has enough of them."""
@@ -106,7 +106,7 @@ class Accounts:
             owed_slots=int(1_000 * pool_slots * self._share(flow)),
             served_slots=1_000 * sum(runs.slots for runs in running if runs.flow == flow.id),
             pool_slots=pool_slots,
-            earlier_jobs=jobs_ahead(state, job),
+            earlier_jobs=tuple(jobs_ahead(state, job)),
             flows_ahead=self._ahead(flow),
             fitting_slots=sum(len(bank.serving) for bank in banks),
             free_slots=sum(len(bank.free) for bank in banks),
@@ -141,7 +141,7 @@ class Accounts:
         """The waiting jobs of the pool that something serves, by flow in their order."""
         queues: dict[FlowId, list[tuple[Waiting, Job]]] = {}
         for job in self._state.jobs.values():
-            if job.state is JobState.PENDING and job.placed.pool == pool:
+            if job.in_queue and job.placed.pool == pool:
                 spec = job.placed
                 is_held = self._state.flows[spec.flow].limit
                 if not is_held and self._fleet.serves(pool, Shape.of(spec)):

@@ -7,8 +7,10 @@ reported yet may still get them.
 
 from __future__ import annotations
 
-from ledger.events import LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
-from ledger.names import JOB_ID, NAME, flow_id
+from collections.abc import Callable
+
+from ledger.events import ENDS, LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
+from ledger.names import JOB_ID, NAME, NodeName, flow_id
 from ledger.policy import ApiLimits, Refusal, Standing
 from ledger.state import Job, State, Worker, standing_of
 from ledger.transitions import tokens_of
@@ -19,11 +21,76 @@ GIB = 1 << 30
 
 COUNT_MAX = 1_000_000_000
 
+AFTER_MAX = 1_000
+"""Jobs for which one may wait."""
+
+EXCLUDE_MAX = 256
+"""Nodes that one may exclude."""
+
+PRIORITY_MAX = 100
+
 RUN_MAX_MS = 3_650 * 86_400_000
 
+KINDS_MAX = 10_000
 
-def verdict_on(state: State, job: Job, at: int) -> JobRejected | JobExpired | JobAdmitted | None:
-    """What becomes of a job that was just submitted; None where it waits as it asked to."""
+_Kind = tuple[str, str, int, str, int, tuple[NodeName, ...]]
+
+
+class Admission:
+    """``verdict_on`` where many jobs ask alike: what no worker refuses is looked up once.
+
+    ``forget`` must be called when workers, their pools or the policy have changed.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._sound: set[_Kind] = set()
+
+    def forget(self) -> None:
+        self._sound.clear()
+
+    def verdict_on(self, job: Job, at: int) -> JobRejected | JobExpired | JobAdmitted | None:
+        """Amortised O(1); O(workers) for the first job of a kind."""
+        return verdict_on(self._state, job, at, self._refusal)
+
+    def _refusal(self, state: State, spec: JobSpec) -> str:
+        size = (spec.slots, spec.gpu_type, spec.gpu_memory_bytes)
+        kind = (spec.pool, spec.worker, *size, spec.exclude)
+        if kind in self._sound:
+            return ""
+        reason = refusal(state, spec)
+        if not reason:
+            if len(self._sound) >= KINDS_MAX:
+                self._sound.clear()
+            self._sound.add(kind)
+        return reason
+
+
+def refusal(state: State, spec: JobSpec) -> str:
+    """Why this job can never run as asked for; empty where it may. O(workers)."""
+    pools = {worker.pool for worker in state.workers.values()} | set(state.policy.pools)
+    if state.policy.pools and spec.pool not in pools:
+        return f"no pool {spec.pool!r}; pools are {', '.join(sorted(pools - {''}))}"
+    pinned = state.workers.get(spec.worker)  # type: ignore[call-overload]
+    if pinned is not None and pinned.ready and pinned.pool != spec.pool:
+        return f"{spec.worker} serves pool {pinned.pool!r}, not {spec.pool!r}"
+    workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
+    if spec.worker:
+        workers = [w for w in workers if pinned and w.node == pinned.node]
+    allowed = [w for w in workers if w.node not in spec.exclude]
+    if spec.worker.rpartition("-")[0] in spec.exclude or (workers and not allowed):
+        where = spec.worker or f"pool {spec.pool!r}"
+        return f"it excludes every node on which {where} is"
+    return _too_large(spec, allowed) if allowed else ""
+
+
+def verdict_on(
+    state: State, job: Job, at: int, refused: Callable[[State, JobSpec], str] = refusal
+) -> JobRejected | JobExpired | JobAdmitted | None:
+    """What becomes of a job that was just submitted; None where it waits as it asked to.
+
+    ``refused`` answers as ``refusal`` does.
+    """
     spec = job.spec
     malformed = _malformed(spec)
     if malformed:
@@ -36,7 +103,7 @@ def verdict_on(state: State, job: Job, at: int) -> JobRejected | JobExpired | Jo
         return JobRejected(job=job.id, reason=reason)
     if 0 < spec.deadline_at <= at:
         return JobExpired(job=job.id, reason=DEADLINE)
-    reason = refusal(state, spec) or _too_large_for_limits(state, spec, standing)
+    reason = refused(state, spec) or _too_large_for_limits(state, spec, standing)
     if reason:
         return JobRejected(job=job.id, reason=reason)
     if standing == Standing(spec.organization, spec.workload_class):
@@ -76,20 +143,6 @@ def _too_large_for_service(spec: JobSpec, api: ApiLimits) -> str:
     return ""
 
 
-def refusal(state: State, spec: JobSpec) -> str:
-    """Why this job can never run as asked for; empty where it may. O(workers)."""
-    pools = {worker.pool for worker in state.workers.values()} | set(state.policy.pools)
-    if state.policy.pools and spec.pool not in pools:
-        return f"no pool {spec.pool!r}; pools are {', '.join(sorted(pools - {''}))}"
-    pinned = state.workers.get(spec.worker)  # type: ignore[call-overload]
-    if pinned is not None and pinned.ready and pinned.pool != spec.pool:
-        return f"{spec.worker} serves pool {pinned.pool!r}, not {spec.pool!r}"
-    workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
-    if spec.worker:
-        workers = [w for w in workers if pinned and w.node == pinned.node]
-    return _too_large(spec, workers) if workers else ""
-
-
 def _malformed(spec: JobSpec) -> str:
     """What no client of ours would have written, and nothing here could work with."""
     if not JOB_ID.fullmatch(spec.id):
@@ -101,7 +154,7 @@ def _malformed(spec: JobSpec) -> str:
         return f"a job needs at least one slot, not {spec.slots}"
     sizes = (spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes)
     counts = (spec.retries, spec.requests, spec.input_tokens, spec.max_output_tokens)
-    if min(*sizes, *counts, spec.lead_ms, spec.deadline_at) < 0:
+    if min(*sizes, *counts, spec.lead_ms, spec.deadline_at, spec.begin_at) < 0:
         return "times, sizes and counts cannot be negative"
     if max(counts) > COUNT_MAX:
         return f"no job makes more than {COUNT_MAX} requests, or takes more tokens"
@@ -112,6 +165,21 @@ def _malformed(spec: JobSpec) -> str:
     wrong = [rule for rule in spec.retry_on if not is_retry_rule(rule)]
     if wrong:
         return f"cannot retry on {wrong[0]!r}; one of {RETRY_WORDS}"
+    if abs(spec.priority) > PRIORITY_MAX:
+        return f"a priority is between -{PRIORITY_MAX} and {PRIORITY_MAX}, not {spec.priority}"
+    if not all(map(NAME.fullmatch, spec.exclude)) or len(spec.exclude) > EXCLUDE_MAX:
+        return f"it excludes what is no node, or more than {EXCLUDE_MAX} of them"
+    return _malformed_after(spec)
+
+
+def _malformed_after(spec: JobSpec) -> str:
+    for each in spec.after:
+        if not JOB_ID.fullmatch(each.job) or each.end not in ENDS:
+            return f"it waits for {each}, which is nothing to wait for"
+        if each.job == spec.id:
+            return "it waits for itself"
+    if len(spec.after) > AFTER_MAX:
+        return f"no job waits for more than {AFTER_MAX} others"
     return ""
 
 

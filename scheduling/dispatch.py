@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ledger import events as e
-from ledger.events import JobState
 from ledger.fair_state import Flow, charge
 from ledger.names import FlowId, WorkerName
 from ledger.projection import Projection
@@ -59,7 +58,9 @@ class Dispatch:
 
     def limit_eased(self, limit: str) -> set[str]:
         """There may be room again: the flows that it holds are looked at; their pools."""
-        flows = sorted(self._limited.get(limit, ()))
+        if limit not in self._limited:
+            return set()
+        flows = sorted(self._limited[limit])
         self._changed_flows.update(dict.fromkeys(flows))
         return {self._state.flows[flow].pool for flow in flows}
 
@@ -235,7 +236,7 @@ class Dispatch:
         job = self._state.jobs.get(reservation.job)
         keeps = (
             job is not None
-            and job.state is JobState.PENDING
+            and job.in_queue
             and job.placed.pool == pool
             and self._state.policy.discipline(pool) != "fifo"
             and not self._is_held(job)

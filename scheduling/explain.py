@@ -11,9 +11,12 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Job, State, Worker
+from scheduling.aside import state_word, waited_for
 from scheduling.headroom import Headroom
 from scheduling.placement import Fleet, Shape, trouble
 from scheduling.queues import Waiting
+
+DEPENDENCIES_SHOWN = 3
 
 
 class Explainer:
@@ -36,21 +39,39 @@ class Explainer:
             return self._held(job)
         if job.state is not JobState.PENDING:
             return ""
+        if job.aside_since is not None:
+            return self._aside(job)
         reason = self._waits_for(job)
         return f"{reason} (again: {job.reason})" if job.reason else reason
 
     def is_overdue(self, job: Job) -> bool:
         """Whether it waits for its first start for longer than the policy finds right."""
         target_ms = self._state.policy.wait_target_ms(job.placed.flow)
-        waited_ms = self._now_ms - job.submitted_at
-        return job.state.queued and not job.attempts and 0 < target_ms < waited_ms
+        waited_ms = self._now_ms - job.queued_since
+        waits = job.in_queue or job.state is JobState.HELD
+        return waits and not job.attempts and 0 < target_ms < waited_ms
 
     def _held(self, job: Job) -> str:
         if not job.wakes_at:
             return job.reason or "held"
-        left_ms = job.wakes_at - self._now_ms
-        when = f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
-        return f"{job.reason} {when}"
+        return f"{job.reason} {self._in(job.wakes_at)}"
+
+    def _in(self, at_ms: int) -> str:
+        left_ms = at_ms - self._now_ms
+        return f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
+
+    def _aside(self, job: Job) -> str:
+        """For whose end it stands aside, and how these stand now, and until when at least."""
+        waited = waited_for(self._state, job)
+        named = [
+            f"{each} ({state_word(self._state, each.job)})" for each in waited[:DEPENDENCIES_SHOWN]
+        ]
+        more = len(waited) - len(named)
+        begin = f"begins {self._in(job.wakes_at)}" if job.wakes_at > self._now_ms else ""
+        if not named:
+            return begin or "is about to enter its queue"
+        others = f"waits for {', '.join(named)}{f' and {more} more' if more else ''}"
+        return f"{others}; {begin}" if begin else others
 
     def _waits_for(self, job: Job) -> str:
         spec, shape = job.placed, Shape.of(job.placed)
@@ -86,6 +107,8 @@ class Explainer:
             problem = trouble(self._state, worker)
             if not problem and worker.pool != spec.pool:
                 problem = f"{spec.worker} serves pool {worker.pool or 'none'}, not {spec.pool}"
+            if not problem and worker.node in spec.exclude:
+                problem = f"it excludes {worker.node}, the node of {spec.worker}"
             return problem or f"{spec.worker} and its node lack the slots that it needs"
         workers = [w for w in self._state.workers.values() if w.pool == spec.pool]
         serving = [w for w in workers if not trouble(self._state, w)]
@@ -104,12 +127,12 @@ class Explainer:
 def _places(projection: Projection) -> dict[JobId, int]:
     """How many jobs of its flow go before each waiting job.
 
-    Jobs pinned to one worker go in order of their names among themselves; all others in
-    order of arrival.
+    By priority; among equals those pinned to one worker go in order of their names, all others
+    in order of arrival.
     """
     queues: dict[tuple[FlowId, str], list[Waiting]] = {}
     for job in projection.state.jobs.values():
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             spec = job.placed
             queues.setdefault((spec.flow, spec.worker), []).append(Waiting.of(job))
     return {
@@ -119,13 +142,15 @@ def _places(projection: Projection) -> dict[JobId, int]:
     }
 
 
-def jobs_ahead(state: State, job: Job) -> int:
-    """How many jobs of its flow go before one waiting job, as ``Explainer`` counts. O(jobs)."""
+def jobs_ahead(state: State, job: Job) -> list[JobId]:
+    """Which jobs of its flow go before one waiting job, as ``Explainer`` counts, in their order.
+
+    O(jobs).
+    """
     spec, place = job.placed, Waiting.of(job)
-    return sum(
-        1
+    places = (
+        Waiting.of(other)
         for other in state.jobs.values()
-        if other.state is JobState.PENDING
-        and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
-        and Waiting.of(other) < place
+        if other.in_queue and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
     )
+    return [other.job for other in sorted(other for other in places if other < place)]

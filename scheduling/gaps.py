@@ -16,7 +16,6 @@ from fractions import Fraction
 import msgspec
 
 from ledger import events as e
-from ledger.events import JobState
 from ledger.fair_state import Flow, charge
 from ledger.names import FlowId
 from ledger.state import Job
@@ -85,7 +84,7 @@ class Gaps:
 
     def _note_charge(self, job: Job) -> None:
         """What one that waits would be charged."""
-        if job.state is not JobState.PENDING:
+        if not job.in_queue:
             return
         projection = self._followed.projection
         flow = projection.state.flows[job.placed.flow]

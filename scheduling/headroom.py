@@ -38,6 +38,15 @@ class _Counted(NamedTuple):
     waiting: int
 
 
+class _Used:
+    """What counts for one scope: slots that run, jobs that wait."""
+
+    __slots__ = ("slots", "waiting")
+
+    def __init__(self) -> None:
+        self.slots = self.waiting = 0
+
+
 class Headroom:
     """``update`` and ``hold`` are O(limits of one flow)."""
 
@@ -46,44 +55,50 @@ class Headroom:
         self._state = projection.state
         self._fleet = fleet
         self._counted: dict[JobId, _Counted] = {}
-        self._slots: Counter[Scope] = Counter()
-        self._waiting: Counter[Scope] = Counter()
+        self._used: dict[Scope, _Used] = {}
         self._in_flight: Counter[str] = Counter()
-        self._scopes: dict[FlowId, tuple[Scope, ...]] = {}
+        self._of_flow: dict[FlowId, tuple[_Used, ...]] = {}
+        self._names: dict[FlowId, tuple[str, ...]] = {}
+        """By flow, the names of the scopes for which it counts."""
         self._policy = projection.state.policy
         self._limits: dict[FlowId, list[tuple[Scope, Limits]]] = {}
         """By flow, those of this policy that count what runs."""
         for job in projection.state.jobs.values():
             self.update(job)
 
-    def update(self, job: Job) -> list[str]:
+    def update(self, job: Job) -> tuple[str, ...]:
         """Take over what the job counts for; the limits that have more room now."""
         before = self._counted.pop(job.id, None)
         now = _count(job)
+        if now == before:
+            if now is not None:
+                self._counted[job.id] = now
+            return ()
         if before is not None:
             self._add(before, -1)
         if now is not None:
             self._counted[job.id] = now
             self._add(now, 1)
         if before is None:
-            return []
+            return ()
         if now is not None and now.flow == before.flow and now.slots >= before.slots:
-            return []
-        return [str(scope) for scope in self._scopes_of(before.flow)]
+            return ()
+        return self._names[before.flow]
 
     def _add(self, counted: _Counted, sign: int) -> None:
-        for scope in self._scopes_of(counted.flow):
-            if counted.slots:
-                self._slots[scope] += sign * counted.slots
-            if counted.waiting:
-                self._waiting[scope] += sign * counted.waiting
-        self._in_flight[flow_parts(counted.flow)[2]] += sign * counted.attempts
+        flow, slots, attempts, waiting = counted
+        for used in self._of_flow.get(flow) or self._meet(flow):
+            used.slots += sign * slots
+            used.waiting += sign * waiting
+        if attempts:
+            self._in_flight[flow_parts(flow)[2]] += sign * attempts
 
-    def _scopes_of(self, flow: FlowId) -> tuple[Scope, ...]:
-        scopes = self._scopes.get(flow)
-        if scopes is None:
-            scopes = self._scopes[flow] = _scopes(flow)
-        return scopes
+    def _meet(self, flow: FlowId) -> tuple[_Used, ...]:
+        scopes = _scopes(flow)
+        self._names[flow] = tuple(map(str, scopes))
+        counters = tuple(self._used.setdefault(scope, _Used()) for scope in scopes)
+        self._of_flow[flow] = counters
+        return counters
 
     def _limits_of(self, flow: FlowId) -> list[tuple[Scope, Limits]]:
         policy = self._state.policy
@@ -100,7 +115,12 @@ class Headroom:
 
     def waiting(self, scope: Scope) -> int:
         """Jobs that wait and count for ``scope``."""
-        return self._waiting[scope]
+        used = self._used.get(scope)
+        return used.waiting if used is not None else 0
+
+    def _running(self, scope: Scope) -> int:
+        used = self._used.get(scope)
+        return used.slots if used is not None else 0
 
     def hold(self, job: Job) -> Hold | None:
         """The first full limit that keeps the job from starting; its own before its pool's."""
@@ -113,13 +133,13 @@ class Headroom:
 
     def _held_by(self, scope: Scope, limits: Limits, pool: str, slots: int) -> Hold | None:
         of_pool = scope.kind == "pool"
-        used = self._slots[scope]
+        used = self._running(scope)
         if limits.slots and used + slots > limits.slots:
             reason = f"{scope} runs {used} of at most {limits.slots} slots"
             return Hold(str(scope), reason, of_pool)
         if limits.slots_percent:
             within = scope_in(scope, pool)
-            used, most = self._slots[within], self._share(pool, limits.slots_percent)
+            used, most = self._running(within), self._share(pool, limits.slots_percent)
             if used + slots > most:
                 part = f"{limits.slots_percent} % of {self._fleet.serving(pool)}"
                 reason = f"{within} runs {used} of at most {most} slots ({part})"

@@ -17,7 +17,7 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId, flow_parts
 from ledger.state import Attempt, Job, Phase
 from scheduling.followed import Followed
-from scheduling.waits import first_start, wait_ms
+from scheduling.waits import first_start, queue_wait_ms
 
 DIMENSIONS = ("org", "class", "pool")
 
@@ -75,6 +75,10 @@ class Group(msgspec.Struct, kw_only=True):
     lost: int = 0
     slot_ms: Cost = msgspec.field(default_factory=Cost)
     tokens: Cost = msgspec.field(default_factory=Cost)
+    after_cancel_slot_ms: int = 0
+    """What attempts occupied after their job was cancelled."""
+    calls: int = 0
+    """Requests that jobs reported; ``throttled`` and ``timeouts`` are of them."""
     throttled: int = 0
     timeouts: int = 0
     waiting: int = 0
@@ -163,7 +167,7 @@ class Metrics:
 
     def _is_overdue(self, job: Job, now_ms: int) -> bool:
         target_ms = self._followed.state.policy.wait_target_ms(job.placed.flow)
-        return 0 < target_ms < wait_ms(job, now_ms)
+        return job.aside_since is None and 0 < target_ms < queue_wait_ms(job, now_ms)
 
     def _note(self, job: Job, *, counts: bool) -> None:
         """Take over what became of the job; ``counts``: it is of the time that is asked for."""
@@ -172,7 +176,7 @@ class Metrics:
         if not known.started and first_start(job) is not None:
             known.started = True
             group.started += 1
-            group.waits.add(wait_ms(job, self._followed.state.at))
+            group.waits.add(queue_wait_ms(job, self._followed.state.at))
             group.overdue += self._is_overdue(job, self._followed.state.at)
         self._note_end(job, known, group)
         for attempt in job.attempts:
@@ -199,6 +203,7 @@ class Metrics:
             group.lost += 1 if lost else -min(1, group.lost)
         if attempt.report is not None and attempt.number not in known.reported:
             known.reported.add(attempt.number)
+            group.calls += attempt.report.requests
             group.throttled += attempt.report.throttled
             group.timeouts += attempt.report.timeouts
         if not attempt.settled or attempt.number not in known.estimates:
@@ -209,6 +214,9 @@ class Metrics:
         cost = group.tokens if attempt.output_factor else group.slot_ms
         cost.estimated += estimated
         cost.actual += actual
+        if job.cancel is not None and attempt.started_at is not None:
+            since = max(job.cancel.at, attempt.started_at)
+            group.after_cancel_slot_ms += len(attempt.slots) * max(0, until - since)
 
     def _forget(self) -> None:
         """Drop what was kept of jobs that the fold has archived. Amortised O(1)."""

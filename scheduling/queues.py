@@ -2,8 +2,9 @@
 
 Owns, per flow and shape, the queue in the flow's own order, and per pool and shape the
 flows in the pool's order. Derived from the projection alone and rebuilt from it at any
-time. Within a flow jobs go in order of arrival; those pinned to one worker in order of
-their names.
+time. Within a flow jobs go by priority, then in order of arrival; those pinned to one worker
+in order of their names instead. A priority moves nothing between flows: a flow's turn is that
+of the arrival of its head, so a job that goes before an earlier one brings no turn forward.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedList
 
-from ledger.events import JobState
+from ledger.fair_state import Flow
 from ledger.names import FlowId, JobId
 from ledger.projection import Projection
 from ledger.state import Job
@@ -23,15 +24,18 @@ from scheduling.placement import Shape
 
 
 class Waiting(NamedTuple):
-    """A queued job's place within its flow and shape."""
+    """A queued job's place within its flow and shape; the smallest goes first."""
 
+    lowered: int
+    """Its priority, negated."""
     name: str
     arrival: int
     job: JobId
 
     @staticmethod
     def of(job: Job) -> Waiting:
-        return Waiting(job.spec.name if job.placed.worker else "", job.arrival, job.id)
+        name = job.spec.name if job.placed.worker else ""
+        return Waiting(-job.priority, name, job.arrival, job.id)
 
 
 class Queues:
@@ -53,17 +57,18 @@ class Queues:
 
         ``rank_again`` must follow for the flow in which it waits, and that in which it did.
         """
-        before = self._where.pop(job.id, None)
-        now = None
-        if job.state is JobState.PENDING:
+        before, now = self._where.get(job.id), None
+        if job.in_queue:
             spec = job.placed
-            now = self._where[job.id] = (spec.flow, Shape.of(spec), Waiting.of(job))
+            now = (spec.flow, Shape.of(spec), Waiting.of(job))
         if now == before:
             return
         if before is not None:
+            del self._where[job.id]
             flow, shape, place = before
             self._flows[flow][shape].remove(place)
         if now is not None:
+            self._where[job.id] = now
             flow, shape, place = now
             self._flows.setdefault(flow, {}).setdefault(shape, SortedList()).add(place)
 
@@ -73,37 +78,39 @@ class Queues:
         if shapes is None:
             return
         flow = self._projection.state.flows[flow_id]
-        pool = flow.pool
-        ranked = self._pools.setdefault(pool, {})
+        ranked = self._pools.setdefault(flow.pool, {})
         for shape, queue in list(shapes.items()):
-            old = self._ranks.pop((flow_id, shape), None)
+            old = self._ranks.get((flow_id, shape))
+            new = self._rank(flow, queue[0].job) if queue and not flow.limit else None
+            if not queue:
+                del shapes[shape]
+            if new == old:
+                continue
             if old is not None:
                 ranked[shape].remove(old)
                 if not ranked[shape]:
                     del ranked[shape]
-            if not queue:
-                del shapes[shape]
-                continue
-            if flow.limit:
-                continue
-            new = self._rank(flow_id, queue[0].job)
-            self._ranks[flow_id, shape] = new
-            ranked.setdefault(shape, SortedList()).add(new)
+                del self._ranks[flow_id, shape]
+            if new is not None:
+                self._ranks[flow_id, shape] = new
+                ranked.setdefault(shape, SortedList()).add(new)
         if not shapes:
             del self._flows[flow_id]
 
-    def _rank(self, flow_id: FlowId, job_id: JobId) -> Rank:
+    def _rank(self, flow: Flow, job_id: JobId) -> Rank:
         projection = self._projection
         state = projection.state
-        job, flow = state.jobs[job_id], state.flows[flow_id]
+        job = state.jobs[job_id]
+        discipline = state.policy.discipline(flow.pool)
         return rank(
-            state.policy.discipline(flow.pool),
+            discipline,
             projection.fair,
             state.policy,
             flow,
             job=job_id,
             arrival=job.arrival,
-            cost_ms=projection.estimated_cost(job.placed),
+            # No other discipline looks at it.
+            cost_ms=projection.estimated_cost(job.placed) if discipline == "wfq" else 0,
         )
 
     def shapes(self, pool: str) -> list[Shape]:
@@ -114,10 +121,10 @@ class Queues:
         return list(self._flows.get(flow, ()))
 
     def heads(self, flow: FlowId) -> list[Job]:
-        """The first waiting job of each shape of the flow, in order of arrival."""
+        """The first waiting job of each shape of the flow, by priority and arrival."""
         jobs = self._projection.state.jobs
         first = [jobs[queue[0].job] for queue in self._flows.get(flow, {}).values()]
-        return sorted(first, key=lambda job: (job.arrival, job.id))
+        return sorted(first, key=lambda job: (-job.priority, job.arrival, job.id))
 
     def flows_with(self, pool: str, shape: Shape) -> Iterator[FlowId]:
         for ranked in self._pools.get(pool, {}).get(shape, ()):
@@ -163,5 +170,8 @@ class Queues:
             if shape.worker or shape in shapes:
                 offer = (queue[0], shape)
                 first[shape.worker] = min(first.get(shape.worker, offer), offer)
-        offers = [self._ranks[flow, shape] for _, shape in first.values() if shape in shapes]
-        return min(offers, key=lambda offer: (offer.arrival, offer.job), default=None)
+        offers = [offer for offer in first.values() if offer[1] in shapes]
+        if not offers:
+            return None
+        _, shape = min(offers, key=lambda offer: offer[0]._replace(name=""))
+        return self._ranks[flow, shape]

@@ -120,6 +120,8 @@ class World:
         self._strike_rate = self.rng.choice((0.0, 0.0, 0.02, 0.1))
         self._strikes = random.Random(self.rng.getrandbits(64))
         self._operators = random.Random(f"operators {seed}")
+        self._dependencies = random.Random(f"dependencies {seed}")
+        self._dependent_rate = self._dependencies.choice((0, 0, 0.6))
         self._refits = random.Random(f"refits {seed}")
         self._dispatchers: dict[str, Dispatcher] = {}
         """By machine, the newest."""
@@ -220,7 +222,7 @@ class World:
             node=NodeName(machine.name),
             pool="default",
             slot=slots[name],
-            job_base=JobBase(boot_id=machine.boot_id, env={}),
+            job_base=JobBase(boot_id=machine.boot_id, env={}, secrets_dir=Path("/sim/secrets")),
             leaving=name in machine.leaving,
         )
         parts = WorkerParts(
@@ -269,6 +271,8 @@ class World:
             slots=self.rng.choice((1, 1, 1, max(1, widest))),
             idempotent=self.rng.random() < 0.5,
             estimate_ms=self.rng.choice((0, 1_000, 60_000)),
+            after=self._after(),
+            begin_at=self._begin_at(),
         )
         self.work[job] = Work(self.rng.choice((500, 5_000, 40_000, 150_000, 400_000)), number % 4)
         submitted = e.Submitted(at=self.hub.now_ms, job=spec)
@@ -282,6 +286,23 @@ class World:
                 self.truth.cancelled[job] = self.hub.now_ms
 
             self.hub.call_at(at_ms, lambda: self._command(where, cancel, acknowledged))
+
+    def _after(self) -> tuple[e.Dependency, ...]:
+        """At times one or two that were submitted before, perhaps where nobody knows of it yet."""
+        rng, jobs = self._dependencies, sorted(self.work)
+        if not jobs or rng.random() >= self._dependent_rate:
+            return ()
+        self.played["dependencies"] += 1
+        chosen = rng.sample(jobs, min(len(jobs), rng.choice((1, 1, 2))))
+        return tuple(e.Dependency(job=JobId(job), end=rng.choice(e.ENDS)) for job in chosen)
+
+    def _begin_at(self) -> int:
+        """At times soon, or when the faults are over."""
+        rng = self._dependencies
+        if rng.random() >= self._dependent_rate / 3:
+            return 0
+        self.played["begins later"] += 1
+        return self.hub.now_ms + rng.choice((1_000, 30_000, FAULTS_MS))
 
     def _operate(self) -> None:
         """Somebody drains a node, moves a job or retries one, wherever it stands."""

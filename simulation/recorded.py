@@ -1,10 +1,10 @@
 """A ledger as a workload: its real arrivals, durations, and slots over time.
 
 Owns what of a journal is kept. A job arrives when its user last sent it on its way (submit,
-release or retry) and takes as long as its last attempt that was finished took; in the pool and
-under the pin where it was last moved to. What never ran to an end says no duration: it is left
-out and counted. A slot is there while it would have been given work. The policy is the one in
-force at the end.
+release or retry), or when it entered its queue after what it waited for. It takes as long as
+its last attempt that was finished took; in the pool and under the pin where it was last moved
+to. What never ran to an end says no duration: it is left out and counted. A slot is there while
+it would have been given work. The policy is the one in force at the end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _OF_JOBS = (
     e.RetryRequested, e.AttemptStarted, e.AttemptFinished, e.AttemptLost, e.MessageSkipped,
     e.ClaimSeen, e.FactRefused, e.AttemptAssigned, e.StopOrdered, e.JobRequeued, e.FlowBlocked,
     e.FlowFreed, e.OverrunCharged, e.SlotsReserved, e.ReservationEnded, e.RevokeBegun,
+    e.JobResumed, e.DependencyMissed,
 )  # fmt: skip
 """What can change nothing in which slots are there."""
 
@@ -59,6 +60,9 @@ def workload_of(pages: Sequence[e.Page], ledger: str) -> Workload:
                 projection.apply_decision(decision)
             for posted in page.facts:
                 _tell(stories, posted.fact)
+            for decision in page.decisions:
+                if isinstance(decision, e.JobResumed):
+                    _enter(stories[decision.job], page.at)
             if any(not isinstance(event, _OF_JOBS) for event in _events(page)):
                 slots.look(projection.state)
         projection.finish(page.seq, page.prev_sha256)
@@ -93,6 +97,12 @@ def _tell(stories: dict[JobId, _Story], fact: e.AnyFact) -> None:
             pass
 
 
+def _enter(story: _Story, at: int) -> None:
+    """What waited for others, or for its time, arrives only when that has come."""
+    if story.spec.after or story.spec.begin_at:
+        story.arrival_ms = at
+
+
 def _job(story: _Story, finished: e.AttemptFinished) -> SimJob:
     spec = story.spec
     return SimJob(
@@ -106,6 +116,8 @@ def _job(story: _Story, finished: e.AttemptFinished) -> SimJob:
         gpu_type=spec.gpu_type,
         gpu_memory_bytes=spec.gpu_memory_bytes,
         worker=spec.worker,
+        exclude=spec.exclude,
+        priority=spec.priority,
         estimate_ms=spec.estimate_ms,
         time_limit_ms=spec.time_limit_ms,
         recorded_start_ms=finished.started_at,

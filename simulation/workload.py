@@ -44,6 +44,8 @@ class SimJob(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_bytes: int = 0
     worker: str = ""
     """The worker to which it is pinned; empty: any."""
+    exclude: tuple[NodeName, ...] = ()
+    priority: int = 0
     estimate_ms: int = 0
     """What it is charged at dispatch; 0: what gpuq expects of a job that says nothing."""
     time_limit_ms: int = 0
@@ -130,7 +132,9 @@ def on_counting_pool(workload: Workload, slots: int) -> Workload:
     What a job asked of GPUs and workers, and the pools, count for nothing.
     """
     jobs = tuple(
-        msgspec.structs.replace(job, pool=POOL, worker="", gpu_type="", gpu_memory_bytes=0)
+        msgspec.structs.replace(
+            job, pool=POOL, worker="", exclude=(), gpu_type="", gpu_memory_bytes=0
+        )
         for job in workload.jobs
     )
     pool = workload.policy.pools.get(POOL, Pool())

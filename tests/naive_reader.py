@@ -74,18 +74,29 @@ class NaiveReader:
 
     # --- moves of jobs
 
+    def enter(self, job: Body) -> None:
+        is_early = job["begin_at"] > self.now
+        if (job["after"] or is_early) and not job["attempts"]:
+            job["state"], job["aside"] = "PENDING", True
+        else:
+            self.queue(job)
+
     def queue(self, job: Body, *, resumed: bool = False) -> None:
-        job["state"] = "PENDING"
+        job["state"], job["aside"] = "PENDING", False
         self.join(job, resumed=resumed)
 
     def place(self, job: Body, pool: str) -> None:
         job["pool"] = pool
         job["flow"] = f"{job['share']}/{pool}"
 
+    def waits(self, job: Body) -> bool:
+        """In its flow's queue."""
+        return job["state"] == "PENDING" and not job["aside"]
+
     def leave_for(self, job: Body, state: str) -> None:
-        if job["state"] == "PENDING":
+        if self.waits(job):
             self.leave(job)
-        job["state"] = state
+        job["state"], job["aside"] = state, False
 
     def end(self, job: Body, state: str) -> None:
         if job["state"] in OPEN:
@@ -146,7 +157,7 @@ class NaiveReader:
                 self.leave_for(job, "HELD")
             elif job and kind == "release" and job["state"] == "HELD":
                 job["requeues"] = 0
-                self.queue(job)
+                self.enter(job)
         elif kind == "move":
             self.move(fact)
         elif kind == "retry":
@@ -172,6 +183,9 @@ class NaiveReader:
             "due": None,
             "idempotent": spec.get("idempotent", False),
             "state": "HELD",
+            "after": spec.get("after", []),
+            "begin_at": spec.get("begin_at", 0),
+            "aside": False,
             "cancel": False,
             "requeues": 0,
             "attempts": [],
@@ -179,7 +193,7 @@ class NaiveReader:
         self.place(job, spec["pool"])
         self.jobs[spec["id"]] = job
         if not spec.get("held", False):
-            self.queue(job)
+            self.enter(job)
         if spec["id"] in self.kept_cancels:
             self.cancel(self.kept_cancels.pop(spec["id"]))
 
@@ -204,11 +218,11 @@ class NaiveReader:
         is_worker = re.fullmatch(r"([a-z0-9-]{1,63}-(gpu|cpu)(0|[1-9][0-9]{0,4}))?", worker)
         if job is None or not is_name or not is_worker:
             return
-        if job["state"] == "PENDING" and pool != job["pool"]:
+        if self.waits(job) and pool != job["pool"]:
             self.leave(job)
             self.place(job, pool)
             self.join(job, resumed=False)
-        elif job["state"] == "HELD":
+        elif job["state"] in QUEUED:
             self.place(job, pool)
         elif job["state"] == "ASSIGNED":
             there = pool == job["pool"] and worker == job["attempts"][-1]["lead"]
@@ -221,7 +235,7 @@ class NaiveReader:
         if job["attempts"]:
             job["attempts"][-1]["retried"] = True
         job["cancel"], job["requeues"] = False, 0
-        self.queue(job)
+        self.enter(job)
 
     def ready(self, fact: Body) -> None:
         node = self.nodes.setdefault(fact["node"], {"machine": "", "liveness": "fresh"})
@@ -344,6 +358,9 @@ class NaiveReader:
     def decided_expire(self, decision: Body) -> None:
         self.end(self.jobs[decision["job"]], "EXPIRED")
 
+    def decided_never(self, decision: Body) -> None:
+        self.end(self.jobs[decision["job"]], "DEPENDENCY_NEVER")
+
     def decided_again(self, decision: Body) -> None:
         self.leave_for(self.jobs[decision["job"]], "HELD")
 
@@ -352,7 +369,7 @@ class NaiveReader:
 
     def decided_admit(self, decision: Body) -> None:
         job = self.jobs[decision["job"]]
-        waits = job["state"] == "PENDING"
+        waits = self.waits(job)
         if waits:
             self.leave(job)
         job["share"] = f"{decision['organization']}/{decision['workload_class']}"

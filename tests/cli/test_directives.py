@@ -42,7 +42,10 @@ def explained(gpuq: Gpuq, *args: str) -> dict[str, tuple[str, str]]:
 def test_lines_at_the_top_of_a_script_are_options(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
     (here / "t.sh").write_text(
         "#!/bin/bash\n"
-        "#GPUQ --gpus h100:2 --time 4h\n"
+        "#GPUQ--gpus h100:2\t--time 4h\n"
+        "##GPUQ --gpus 8\n"
+        "#GPUQS --gpus 8\n"
+        "#GPUQ\n"
         "# other comments and empty lines are passed over\n"
         "\n"
         "#GPUQ -J train --idempotent   # why not\n"
@@ -127,8 +130,9 @@ def test_a_project_file_that_is_wrong_names_itself_and_the_key(
         ("#GPUQ --tiem 4h", "no such option: --tiem"),
         ("#GPUQ --time", "option '--time' requires an argument; see 'gpuq submit --help'"),
         ("#GPUQ time=4h", "'time=4h' is not an option of a job: leave it out"),
+        ("#GPUQ: long jobs", "':' is not an option of a job"),
         ("#GPUQ --json", "--json is not an option of a job: leave it out"),
-        ("#GPUQ --store x", "no such option: --store"),
+        ("#GPUQ --store x", "--store is not an option of a job: leave it out"),
         ("#GPUQ --env 'A=1", "no closing quotation: mend its quotes"),
         ("#GPUQ --name \udcff", "is not UTF-8: save the script as UTF-8"),
         ("#SBATCH --time=soon", "'soon' is not a time: say minutes"),

@@ -60,7 +60,7 @@ def test_a_waiting_job_shows_its_turn_its_share_and_who_is_ahead(
     shown = lines(out)
     assert shown["flow"] == "o/batch/default, weight 1, served by wfq"
     assert shown["share"] == "owed 1.00 of 2 slots, served 1.00 now"
-    assert shown["ahead"] == "1 job of its own flow"
+    assert shown["ahead"] == f"1 job of its own flow | {busy[2]} o2"
     assert shown["slots"] == "2 serve and fit, 0 free"
     assert re.match(r"about \d\d:\d\d:\d\d \(in (19m5\ds|20m00s)\)", shown["may start"])
     running = out.split("run in its pool:\n")[1].splitlines()[1:]

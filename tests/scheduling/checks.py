@@ -38,6 +38,7 @@ class History:
             check_no_slot_is_left_idle(state, pool)
         check_blocked_flows(state)
         self._check_limits(state)
+        self._check_own_order(state)
 
     def _check_virtual_time(self, state: State) -> None:
         for name, clock in state.pools.items():
@@ -60,6 +61,22 @@ class History:
             else:
                 self._final.pop(job, None)
         assert sorted(state.ended) == sorted(j.id for j in state.jobs.values() if j.state.ended)
+
+    def _check_own_order(self, state: State) -> None:
+        """In a flow nothing starts before what needs the same and has more priority, or came first.
+
+        But for the one for which slots were kept.
+        """
+        kept: set[JobId] = set()
+        for decision in self.world.pages[-1].decisions:
+            if isinstance(decision, e.ReservationEnded):
+                kept.add(decision.job)
+            if not isinstance(decision, e.AttemptAssigned) or decision.job in kept:
+                continue
+            job = state.jobs[decision.job]
+            for other in state.jobs.values():
+                if other.in_queue and needs(other) == needs(job):
+                    assert (other.priority, -other.arrival) < (job.priority, -job.arrival)
 
     def _check_mailboxes(self, state: State) -> None:
         """Numbers are dense, and every message that may be unread is kept."""
@@ -100,6 +117,16 @@ class History:
         assert Counter(state.revoking) == Counter(revoking)
 
 
+def needs(job: Job) -> tuple[object, ...]:
+    """Jobs of which this is the same compete for the same slots in the same flow."""
+    spec = job.placed
+    name = spec.name if spec.worker else ""
+    return (
+        spec.flow, spec.slots, spec.gpu_type, spec.gpu_memory_bytes, spec.worker, name,
+        set(spec.exclude),
+    )  # fmt: skip
+
+
 def check_standing(job: Job) -> None:
     """The state of a job is that of its last attempt, and the others are over."""
     for attempt in job.attempts[:-1]:
@@ -125,7 +152,7 @@ def check_flows(state: State) -> None:
     waiting: Counter[FlowId] = Counter()
     running: Counter[FlowId] = Counter()
     for job in state.jobs.values():
-        waiting[job.placed.flow] += job.state is JobState.PENDING
+        waiting[job.placed.flow] += job.in_queue
         running[job.placed.flow] += sum(not attempt.settled for attempt in job.attempts)
     by_pool: Counter[tuple[str, str]] = Counter()
     for name, flow in state.flows.items():
@@ -186,7 +213,8 @@ def fits(state: State, job: Job, *, only_free: bool) -> bool:
         and spec.gpu_type.lower() in gpu_name.lower()
         and memory_bytes >= spec.gpu_memory_bytes
         and (not spec.worker or spec.worker in names)
-        for (_, gpu_name, memory_bytes, _), names in banks(
+        and node not in spec.exclude
+        for (node, gpu_name, memory_bytes, _), names in banks(
             state, spec.pool, only_free=only_free
         ).items()
     )
@@ -195,7 +223,7 @@ def fits(state: State, job: Job, *, only_free: bool) -> bool:
 def check_no_slot_is_left_idle(state: State, pool: str) -> None:
     """No job waits beside slots that would do, unless they are kept for another, or a limit
     holds it, one before it in its flow, or (a limit of the pool) the one whose turn it is."""
-    waiting = [j for j in state.jobs.values() if j.state is JobState.PENDING]
+    waiting = [j for j in state.jobs.values() if j.in_queue]
     if any(j.placed.pool == pool and pool_limits_broken(state, j, more=1) for j in waiting):
         return
     held = {j.placed.flow for j in waiting if own_limits_broken(state, j, more=1)}
@@ -203,7 +231,7 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
         return
     for job in state.jobs.values():
         if (
-            job.state is JobState.PENDING
+            job.in_queue
             and job.placed.pool == pool
             and job.placed.flow not in held
             and is_first_by_name(state, job)
@@ -214,9 +242,10 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
 def is_first_by_name(state: State, job: Job) -> bool:
     """Whether no job of its flow that is pinned to the same worker goes before it."""
     return not job.placed.worker or not any(
-        (other.spec.name, other.arrival) < (job.spec.name, job.arrival)
+        (-other.priority, other.spec.name, other.arrival)
+        < (-job.priority, job.spec.name, job.arrival)
         for other in state.jobs.values()
-        if other.state is JobState.PENDING
+        if other.in_queue
         and (other.placed.worker, other.placed.flow) == (job.placed.worker, job.placed.flow)
     )
 
@@ -226,7 +255,7 @@ def check_blocked_flows(state: State) -> None:
     served: dict[FlowId, list[bool]] = defaultdict(list)
     held: set[FlowId] = set()
     for job in state.jobs.values():
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             served[job.placed.flow].append(fits(state, job, only_free=False))
             if own_limits_broken(state, job, more=1):
                 held.add(job.placed.flow)

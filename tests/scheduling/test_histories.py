@@ -9,6 +9,7 @@ over, and all work drains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from unittest.mock import patch
 
@@ -19,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from ledger import events as e
 from ledger.checkpoint import decode_checkpoint, encode_checkpoint
 from ledger.events import JobState, Liveness
-from ledger.names import FlowId, NodeName
+from ledger.names import FlowId, JobId, NodeName
 from ledger.policy import (
     DISCIPLINES,
     SHARES,
@@ -33,7 +34,7 @@ from ledger.policy import (
     WorkloadClass,
 )
 from ledger.projection import Projection
-from ledger.state import State
+from ledger.state import Job, State
 from scheduling.decide import Scheduler
 from scheduling.placement import Fleet, Shape
 from scheduling.turn import take_turn
@@ -59,6 +60,7 @@ SMALL = {
     "ledger.health.NODES_MAX": 2,
     "ledger.health.ROW": 2,
     "scheduling.health.PAUSE_MS": 3_000,
+    "scheduling.aside.UNKNOWN_WITHIN_MS": 4_000,
 }
 """Limits that short histories reach."""
 
@@ -167,6 +169,8 @@ class Histories(RuleBasedStateMachine):
         slots=st.sampled_from([1, 1, 1, 2, 3]),
         worker=st.sampled_from(["", "", "", "n1-gpu0", "n2-gpu1"]),
         gpu_type=st.sampled_from(["", "", "", "H100"]),
+        exclude=st.sampled_from([(), (), ("n1",), ("n2", "n9"), ("n3", "n1")]),
+        priority=st.sampled_from([0, 0, 0, 5, -100, 100]),
         estimate_ms=st.integers(0, 4_000),
         time_limit_ms=st.sampled_from([0, 500, 3_000]),
         idempotent=st.booleans(),
@@ -176,10 +180,27 @@ class Histories(RuleBasedStateMachine):
         patience_ms=st.sampled_from([0, 0, 0, 4_000]),
         input_tokens=st.sampled_from([0, 20, 60, 120]),
         resumable=st.booleans(),
+        begins_in_ms=st.sampled_from([0, 0, 0, 0, 2_500]),
+        after=st.lists(st.tuples(indexes, st.sampled_from(e.ENDS)), max_size=3),
     )
     def a_job_is_submitted(
-        self, copies: int, held: bool, patience_ms: int = 0, **spec: object
+        self,
+        copies: int,
+        held: bool,
+        patience_ms: int = 0,
+        begins_in_ms: int = 0,
+        after: Sequence[tuple[int, str]] = (),
+        **spec: object,
     ) -> None:
+        """At times after others, which may not be there yet."""
+        known = len(self.history.submitted)
+        spec["after"] = tuple(
+            e.Dependency(job=job_id(index % (known + 2)), end=end)
+            for index, end in after
+            if index % 3 == 0
+        )
+        if begins_in_ms:
+            spec["begin_at"] = self.world.at + begins_in_ms
         deadline_at = self.world.at + patience_ms if patience_ms else 0
         for _ in range(copies):
             self.history.submitted.add(
@@ -337,6 +358,24 @@ class Histories(RuleBasedStateMachine):
         finally:
             self.patches.close()
 
+    def with_a_reason_to_be_open(self, jobs: list[Job]) -> set[JobId]:
+        """Those that are held, that nothing serves, or that wait for such a one, in turn."""
+        fleet = Fleet(self.world.state)
+        reason = {
+            job.id
+            for job in jobs
+            if job.state is JobState.HELD
+            or (job.in_queue and not fleet.serves(job.placed.pool, Shape.of(job.placed)))
+        }
+        for _ in jobs:
+            reason |= {
+                job.id
+                for job in jobs
+                if job.aside_since is not None
+                and any(each.job in reason for each in job.spec.after)
+            }
+        return reason
+
     def drain(self) -> None:
         """All faults are over: everything that can run ends."""
         world, processes = self.world, self.processes
@@ -352,6 +391,8 @@ class Histories(RuleBasedStateMachine):
         self.post()
         for job in world.state.jobs.values():
             world.release(job.id)
+        self.post()
+        self.post(after_ms=SMALL["scheduling.aside.UNKNOWN_WITHIN_MS"])
         for _ in range(6 * len(self.history.submitted) + 6):
             self.post(after_ms=1)
             for process in processes.workers.values():
@@ -361,13 +402,8 @@ class Histories(RuleBasedStateMachine):
                     processes.end(process, outcome="exited", rc=0)
             for ref in world.state.revoking:
                 processes.settle_claim(ref)
-        fleet = Fleet(world.state)
-        for job in world.state.jobs.values():
-            shape = Shape.of(job.placed)
-            can_never_run = job.state is JobState.PENDING and not fleet.serves(
-                job.placed.pool, shape
-            )
-            assert job.state.ended or can_never_run or job.state is JobState.HELD, job
+        jobs = [job for job in world.state.jobs.values() if not job.state.ended]
+        assert {job.id for job in jobs} == self.with_a_reason_to_be_open(jobs)
         assert all(clock.running == 0 for clock in world.state.pools.values())
 
 

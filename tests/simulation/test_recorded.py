@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ledger.clock import SystemClock
-from ledger.events import JobState, Liveness
+from ledger.events import Dependency, JobState, Liveness
 from ledger.policy import DISCIPLINES, Policy
 from ledger.stores import open_store
 from simulation.engine import simulate
@@ -35,6 +35,25 @@ def test_a_job_arrives_when_it_was_submitted_and_takes_what_it_took() -> None:
     assert (made.arrival_ms, made.recorded_start_ms) == (START_MS + 250, START_MS + 750)
     assert made.duration_ms == 4_000
     assert made.columns["job"] == job
+
+
+def test_a_job_that_waited_for_another_and_its_time_arrives_when_both_have_come() -> None:
+    """The first ends at 4 s; the second's time is 6 s."""
+    world = world_of_one_node()
+    world.node_up("n2", 1)
+    first = running_job(world)
+    begin_at = world.at + 6_000
+    second = world.submit(after=(Dependency(job=first),), begin_at=begin_at, exclude=("n1",))
+    world.turn(after_ms=4_000)
+    world.finish(first)
+    world.turn()
+    world.turn(after_ms=2_000)
+    world.start(second)
+    world.turn(after_ms=1_000)
+    world.finish(second)
+    world.turn()
+    made = workload(world).jobs[1]
+    assert (made.arrival_ms, made.exclude) == (begin_at, ("n1",))
 
 
 def test_what_never_ran_to_an_end_is_left_out_and_counted() -> None:

@@ -19,6 +19,7 @@ from gpuq import (
     completion,
     export,
     fetch,
+    importpending,
     init,
     logs,
     metrics,
@@ -250,6 +251,15 @@ _add(
     "doctor",
     short="Ask whether the store can hold a ledger.",
     examples=["gpuq doctor --store s3://bucket/prefix"],
+)
+_add(
+    importpending.import_pending,
+    "import-pending",
+    short="Take over what waits for earlier scripts.",
+    examples=[
+        "gpuq import-pending s3://bucket/gpuq --dry-run",
+        "gpuq import-pending s3://bucket/gpuq --map a100box=node1-gpu0 --map big=h100",
+    ],
 )
 app.add_typer(audit_app, name="audit", short_help="Who used what, at what cost, how fairly.")
 _add(

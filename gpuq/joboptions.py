@@ -27,6 +27,7 @@ from gpuq.parse import (
     parse_secret,
     parse_signal,
     parse_size,
+    parse_url,
     parse_variable,
 )
 from gpuq.render import long_duration, printable, size
@@ -239,13 +240,16 @@ MAX_OUTPUT_TOKENS = Option(
     flags=("--max-output-tokens",), help="Tokens out of all calls, at most.", read=parse_count,
     default=0, fields=("max_output_tokens",),
 )  # fmt: skip
+NOTIFY = Option(
+    flags=("--notify",), help="URL that is told of its end, as JSON.", read=parse_url, default="",
+    fields=("notify",),
+)  # fmt: skip
 
 JOB_OPTIONS = (
     NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN,
     EXCLUDE, PRIORITY, KEY, CHDIR, SNAPSHOT, OUTPUT, OUTPUT_ON_FAILURE, ENV, SECRET, HOLD,
-    IDEMPOTENT, RESUMABLE,
-    EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, AFTER_ARTIFACT, BEGIN, RETRIES, RETRY_ON,
-    REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
+    IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, AFTER_ARTIFACT, BEGIN,
+    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS, NOTIFY,
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ _SIZE = re.compile(rf"{_N}([KMGT])(i?)B?", re.IGNORECASE)
 _GPUS = re.compile(rf"(?:([A-Za-z0-9][A-Za-z0-9 ._-]*):)?{_N}")
 _SIGNAL = re.compile(r"(?:B:)?([A-Z0-9]{1,12})(?:@([0-9]{1,6}))?")
 _COUNT = re.compile(r"[0-9]{1,10}")
+_URL = re.compile(r"https?://[^/\s@]+(/[!-~]*)?")
 
 
 class Gpus(NamedTuple):
@@ -190,6 +191,15 @@ def parse_count(text: str, *, most: int = COUNT_MAX) -> int:
     if not 0 <= number <= most:
         raise RequestError(f"{text!r} is not a whole number from 0 to {most}")
     return number
+
+
+def parse_url(text: str) -> str:
+    """The address of a web server. Raises RequestError on anything else."""
+    if not _URL.fullmatch(text):
+        raise RequestError(
+            f"{text!r} is no URL: say https://HOST/PATH (for a command: gpuq wait JOB; COMMAND)"
+        )
+    return text
 
 
 def parse_variable(text: str) -> tuple[str, str | None]:

@@ -156,15 +156,18 @@ def _line(spec: JobSpec, outcome: str, *, parsable: bool) -> str:
     return spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}")
 
 
-def submit_body(
+def wish_for(
     context: typer.Context, client: Client, view: View, body: Body, said: Mapping[str, Any]
-) -> JobSpec:
-    """Submit one job as the command would whose flags are ``said``; prints no data."""
+) -> Wish:
+    """What the command whose context this is would submit, with ``said`` as its flags."""
     (choices,) = _asked(context, [body], said)
-    wish = _wish(client, view, body, choices, invocation_of(context).environ, Packing())
+    return _wish(client, view, body, choices, invocation_of(context).environ, Packing())
+
+
+def submit_wish(client: Client, view: View, wish: Wish) -> str:
+    """Check one job and write it; as ``_submit``, and prints no data."""
     _check(view, wish.spec)
-    _submit(client, view, wish)
-    return wish.spec
+    return _submit(client, view, wish)
 
 
 # --- what is asked for

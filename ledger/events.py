@@ -158,6 +158,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_output_tokens: int = 0
     resumable: bool = False
     """It saves at TERM, exits with 75 and goes on where it was in its next attempt."""
+    notify: str = ""
+    """A URL that is told of its end."""
     words: str = ""
     """sha256 of the blob that holds ``argv`` and ``env``, where these are too long for a fact
     (``ledger.words``); both are empty then."""

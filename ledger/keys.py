@@ -24,6 +24,7 @@ BLOBS = "blobs/"
 LOGS = "logs/"
 CHECKPOINTS = "checkpoints/"
 ARTIFACTS = "artifacts/"
+NOTICES = "notices/"
 PROBE = "probe/"
 
 _SEGMENT = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,254}"
@@ -170,6 +171,11 @@ def artifact_key(job: str, attempt: int) -> str:
 def parse_artifact_key(key: str) -> tuple[JobId, int]:
     job, attempt = _groups(_ARTIFACT, key, "artifacts' manifest")
     return JobId(job), int(attempt)
+
+
+def notice_key(job: str, ended_at_ms: int) -> str:
+    """That an end was told to whom the job named; it may end, and be told, again."""
+    return f"notices/{job}.{format_stamp(ended_at_ms)}"
 
 
 def checkpoint_key(seq: int) -> str:

@@ -90,6 +90,11 @@ class Leader:
         return self._journal.projection.state
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the projection holds nothing but pages that are in."""
+        return not self._prepared
+
+    @property
     def _leads(self) -> bool:
         return (self._state.epoch, self._state.leader) == (self._epoch, self._writer)
 

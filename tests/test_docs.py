@@ -226,6 +226,7 @@ KEYS: dict[str, str] = {
     "log_piece_key": keys.log_piece_key("q7m2k4x3", 1, 0),
     "log_key": keys.log_key("q7m2k4x3", 1),
     "artifact_key": keys.artifact_key("q7m2k4x3", 1),
+    "notice_key": keys.notice_key("q7m2k4x3", STAMP_MS),
     "checkpoint_key": keys.checkpoint_key(200),
 }
 

@@ -446,3 +446,23 @@ def test_a_name_that_is_not_utf8_is_refused(gpuq: Gpuq) -> None:
     result = gpuq("submit", "--name", os.fsdecode(b"\xff"), "--", "true")
     assert (result.rc, result.err.count("\n")) == (64, 1)
     assert "name is not UTF-8" in result.err
+
+
+@pytest.mark.parametrize("url", ["http://h", "https://h:8443/a/b?c=d", "https://h.example.com/"])
+def test_a_url_to_notify_stands_in_the_spec(
+    gpuq: Gpuq, fleet: Fleet, script: str, url: str
+) -> None:
+    (job,) = gpuq("submit", "-q", "--notify", url, script).ids
+    fleet.post()
+    assert fleet.state.jobs[JobId(job)].spec.notify == url
+
+
+@pytest.mark.parametrize("text", ["mail me", "h/x", "ftp://h/x", "http://", "http://u:p@h/", "h t"])
+def test_what_is_no_url_to_notify_is_refused_with_the_mend(
+    gpuq: Gpuq, fleet: Fleet, script: str, text: str
+) -> None:
+    done = gpuq("submit", "--notify", text, script)
+    assert done.rc == 64
+    assert done.err == (
+        f"gpuq: {text!r} is no URL: say https://HOST/PATH (for a command: gpuq wait JOB; COMMAND)\n"
+    )

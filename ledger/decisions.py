@@ -78,6 +78,10 @@ class AttemptAssigned(Decision, frozen=True, tag="assign"):
     weight: tuple[int, int]
     """Numerator and denominator, as of this dispatch."""
     backfill: bool = False
+    gpu_ms: int = 0
+    """What it may use of GPU time, and ..."""
+    money_micros: int = 0
+    """... of money: this counts against limits a day until it ends."""
 
 
 SUPERSEDED = "superseded"

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ledger.daily import Draw, Hours
 from ledger.events import (
     AnyMessage,
     AttemptRef,
@@ -86,6 +87,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     report: Report | None = None
     output_factor: int = 0
     """Of an attempt that is charged in tokens: for how many one output token counts."""
+    draw: Draw = Draw()
+    """On the limits a day."""
 
     @property
     def lead(self) -> WorkerName:
@@ -304,6 +307,8 @@ class State(msgspec.Struct, kw_only=True):
     """By pool that stands for an external service: what counts against its limits."""
     submissions_due: dict[str, int] = {}
     """By whose rate of submissions: when the next one is due at an even pace."""
+    used_by_hour: Hours = {}
+    """What counts against limits a day of what has ended."""
     retry_budgets: dict[FlowId, int] = {}
     """Thousandths of attempts that a flow may still have beyond first ones."""
     recent_cost_ms: dict[str, int] = {}

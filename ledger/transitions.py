@@ -7,8 +7,10 @@ event makes which move. Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-import re
+from msgspec.structs import replace
 
+from ledger import estimates
+from ledger.daily import DailyUse, Use, gpu_use_ms, reported_micros
 from ledger.events import AttemptRef, JobSpec, JobState, Report
 from ledger.fair_state import FairState, Flow, charge
 from ledger.health import HealthLog, failed_fast
@@ -34,9 +36,6 @@ REQUEUES_MAX = 5
 
 RECENT_ENDED_MAX = 1_000
 """Ended jobs kept whole in the projection; older ones are archived."""
-
-DEFAULT_COST_MS = 600_000
-"""Estimated run time of a job that says nothing and whose like never ran."""
 
 RECENT_STEMS_MAX = 10_000
 
@@ -66,6 +65,8 @@ class Touched:
         self.failed_fast: dict[JobId, None] = {}
         self.pools: dict[str, None] = {}
         """Of which the window let something go."""
+        self.eased: dict[str, None] = {}
+        """Limits, as ``str(Scope)``, against which less counts because time has passed."""
         self.everything = False
         """Set by an election or a policy: the leader looks at all there is."""
 
@@ -76,6 +77,7 @@ class Touched:
         self.submitted.clear()
         self.finished.clear()
         self.pools.clear()
+        self.eased.clear()
         self.failed_fast.clear()
         self.everything = False
 
@@ -86,6 +88,7 @@ class Transitions:
     def __init__(self, state: State) -> None:
         self.state = state
         self.fair = FairState(state.flows, state.pools)
+        self.daily = DailyUse(state.used_by_hour)
         self.health = HealthLog(state)
         self.touched = Touched()
 
@@ -319,6 +322,40 @@ class Transitions:
             if len(window.reserved) != counted:
                 self.touched.pools[pool] = None
 
+    # -- limits a day
+
+    def may_use(self, spec: JobSpec, gpus: int) -> Use:
+        """What the job may draw on the limits a day, on so many GPUs."""
+        return estimates.may_use(self.state, spec, gpus)
+
+    def book_use(self, job: Job, attempt: Attempt, until: int) -> None:
+        """The attempt ran until then: what it used is booked, as far as it is not yet.
+
+        One that was lost is booked with what it used so far, and with the rest where it is
+        found again.
+        """
+        draw = attempt.draw
+        run_ms = 0 if attempt.started_at is None else until - attempt.started_at
+        requests = max(1, job.spec.requests)
+        used = Use(gpu_use_ms(draw.gpus, run_ms), reported_micros(draw, requests, attempt.report))
+        more = used.beyond(draw.booked)
+        self.daily.book(job.placed.flow, more, self.state.at)
+        attempt.draw = replace(draw, booked=draw.booked.plus(more))
+
+    def raise_use(self, attempt: Attempt) -> None:
+        """It may run as long as its charge now allows, which may be longer than was expected."""
+        draw = attempt.draw
+        run_ms = -(-attempt.cost_ms // len(attempt.slots))
+        more = Use(gpu_use_ms(draw.gpus, run_ms)).beyond(draw.reserved)
+        attempt.draw = replace(draw, reserved=draw.reserved.plus(more))
+
+    def forget_day(self, at: int) -> None:
+        """Let go what ended more than a day ago. Amortised O(1) an attempt."""
+        for scope in self.daily.forget(at):
+            self.touched.eased[str(scope)] = None
+            if scope.kind == "pool":
+                self.touched.pools[scope.name] = None
+
     def note_begin(self, job: Job, attempt: Attempt, at: int) -> None:
         window = self._window(job, attempt)
         if window is not None:
@@ -423,40 +460,26 @@ class Transitions:
 
     def expected(self, spec: JobSpec) -> tuple[int, str]:
         """Run time to charge for (ms), and who says so."""
-        if spec.estimate_ms:
-            return spec.estimate_ms, "--estimate"
-        if spec.time_limit_ms:
-            return spec.time_limit_ms, "--time"
-        recent_ms = self.state.recent_cost_ms.get(_stem(spec))
-        return (
-            (recent_ms, "recent jobs of that name") if recent_ms else (DEFAULT_COST_MS, "default")
-        )
+        return estimates.expected(self.state, spec)
 
     def expected_ms(self, spec: JobSpec) -> int:
         """Run time to charge for."""
         return self.expected(spec)[0]
 
     def estimated_cost(self, spec: JobSpec) -> int:
-        """What a dispatch is charged: slot-milliseconds, or tokens in an API pool.
-
-        Output counts ``output_factor`` times, as far as it may go.
-        """
-        api = self.state.policy.pool(spec.pool).api
-        if api is None:
-            return spec.slots * self.expected_ms(spec)
-        tokens = spec.input_tokens + max(1, api.output_factor) * spec.max_output_tokens
-        return max(1, spec.requests, tokens)
+        """What a dispatch is charged: slot-milliseconds, or tokens in an API pool."""
+        return estimates.estimated_cost(self.state, spec)
 
     def learn(self, spec: JobSpec, run_ms: int) -> None:
         """Blend a finished job's run time into what its like are expected to take."""
         recent = self.state.recent_cost_ms
-        key = _stem(spec)
+        key = estimates.stem(spec)
         before = recent.pop(key, None)
         recent[key] = max(1, run_ms if before is None else (3 * before + run_ms) // 4)
         if len(recent) > RECENT_STEMS_MAX:
             forgotten = next(iter(recent))
             del recent[forgotten]
-            self.fair.touched[_flow_of_stem(forgotten)] = None
+            self.fair.touched[estimates.flow_of_stem(forgotten)] = None
 
 
 def end_state(outcome: str, rc: int) -> JobState:
@@ -471,12 +494,3 @@ def end_state(outcome: str, rc: int) -> JobState:
 def tokens_of(spec: JobSpec) -> int:
     """What a job may take of a minute's tokens."""
     return spec.input_tokens + spec.max_output_tokens
-
-
-def _stem(spec: JobSpec) -> str:
-    """Flow and job name without its digits and suffix: ``run-17.sh`` is like ``run-4.sh``."""
-    return f"{spec.flow}/{re.sub(r'[0-9]+', '', spec.name.rsplit('.', 1)[0])}"
-
-
-def _flow_of_stem(stem: str) -> FlowId:
-    return FlowId("/".join(stem.split("/", 3)[:3]))

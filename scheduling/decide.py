@@ -62,6 +62,8 @@ class Scheduler:
         for pool, window in self._projection.state.windows.items():
             if self.queues.shapes(pool):
                 dues.append(window.next_change_ms())
+        if any(pool.waiting for pool in self._projection.state.pools.values()):
+            dues.append(self._projection.daily.next_change_ms())
         return min((due for due in dues if due is not None), default=None)
 
     def decide(self, at: int) -> list[e.AnyDecision]:
@@ -125,6 +127,8 @@ class Scheduler:
         for node in touched.nodes:
             self._health.update_node(node)
         self._pools.update(touched.pools)
+        for limit in touched.eased:
+            self._pools.update(dict.fromkeys(sorted(self._dispatch.limit_eased(limit))))
         for flow_id in projection.fair.touched:
             if flow_id in state.flows:
                 self.queues.rank_again(flow_id)

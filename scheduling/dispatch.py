@@ -39,23 +39,23 @@ class Dispatch:
         self._changed_flows: dict[FlowId, None] = {}
         self._served: dict[tuple[str, Shape], bool] = {}
         self._limited: dict[str, set[FlowId]] = {}
-        """By whose limit holds them."""
-        self._held: dict[FlowId, str] = {}
-        self._serving: dict[str, int] = {}
+        """By whose limits may hold them."""
+        self._held: dict[FlowId, list[str]] = {}
+        self._serving: dict[str, tuple[int, bool]] = {}
         for flow in projection.state.flows:
             self.flow_changed(flow)
 
     def flow_changed(self, flow_id: FlowId) -> None:
         """The flow's queue, tags or limit changed: why it waits is looked at again."""
         self._changed_flows[flow_id] = None
-        before, now = self._held.pop(flow_id, ""), self._state.flows[flow_id].limit
-        if before:
-            self._limited[before].discard(flow_id)
-            if not self._limited[before]:
-                del self._limited[before]
-        if now:
-            self._held[flow_id] = now
-            self._limited.setdefault(now, set()).add(flow_id)
+        for limit in self._held.pop(flow_id, ()):
+            self._limited[limit].discard(flow_id)
+            if not self._limited[limit]:
+                del self._limited[limit]
+        if self._state.flows[flow_id].limit:
+            self._held[flow_id] = self._headroom.limits_on(flow_id)
+            for limit in self._held[flow_id]:
+                self._limited.setdefault(limit, set()).add(flow_id)
 
     def limit_eased(self, limit: str) -> set[str]:
         """There may be room again: the flows that it holds are looked at; their pools."""
@@ -64,8 +64,8 @@ class Dispatch:
         return {self._state.flows[flow].pool for flow in flows}
 
     def pool_changed(self, pool: str) -> None:
-        """Other slots may serve it: limits that are a share of them hold less, or more."""
-        serving = self._fleet.serving(pool)
+        """Other slots may serve it: a share of them is less, or more; they may be no GPUs."""
+        serving = self._fleet.serving(pool), self._fleet.has_gpus(pool)
         if self._serving.get(pool) == serving:
             return
         self._serving[pool] = serving
@@ -212,6 +212,8 @@ class Dispatch:
         projection = self._projection
         cost_ms = projection.estimated_cost(job.placed)
         tags = projection.fair.tags(projection.flow_of(job), cost_ms, self._state.policy)
+        gpus = sum(self._state.workers[name].slot.kind == "gpu" for name in slots)
+        may_use = projection.may_use(job.placed, gpus)
         emit(
             e.AttemptAssigned(
                 job=job.id,
@@ -223,6 +225,8 @@ class Dispatch:
                 cost_ms=cost_ms,
                 weight=tags.weight,
                 backfill=backfill,
+                gpu_ms=may_use.gpu_ms,
+                money_micros=may_use.money_micros,
             )
         )
 

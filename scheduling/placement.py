@@ -126,6 +126,10 @@ class Fleet:
         """Slots that serve the pool, free or not. O(banks)."""
         return sum(len(bank.serving) for bank in self._banks.get(pool, {}).values())
 
+    def has_gpus(self, pool: str) -> bool:
+        """Whether slots that serve the pool are GPUs. O(banks)."""
+        return any(key.kind == "gpu" for key in self._banks.get(pool, ()))
+
     def serves(self, pool: str, shape: Shape) -> bool:
         """Whether the shape would fit if every serving slot were free."""
         return any(True for _ in self.candidates(pool, shape))

@@ -18,11 +18,13 @@ from ledger.policy import (
     Organization,
     Policy,
     Pool,
+    Price,
     RetryRule,
     WorkloadClass,
 )
 from scheduling.duration import format_units
 from scheduling.policy_file import DEMOTE
+from scheduling.quantities import format_bytes, money
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -125,6 +127,8 @@ def _pool(pool: Pool) -> Fields:
         fields["api"] = _inline(_api(pool.api))
     if pool.retry != RetryRule():
         fields["retry"] = _inline(_retry(pool.retry))
+    if pool.price != Price():
+        fields["price"] = _inline(price_fields(pool.price))
     return fields
 
 
@@ -136,6 +140,16 @@ def _api(api: ApiLimits) -> Fields:
         for key in api.__struct_fields__
         if getattr(api, key) != getattr(default, key)
     }
+
+
+def price_fields(price: Price) -> Fields:
+    """Each price as a file says it, of those that there are."""
+    micros = {
+        "request": price.request_micros,
+        "input_1000_tokens": price.input_micros,
+        "output_1000_tokens": price.output_micros,
+    }
+    return {key: money(each) for key, each in micros.items() if each}
 
 
 def _retry(rule: RetryRule) -> Fields:
@@ -150,12 +164,16 @@ def _limits(limits: Limits) -> Fields:
 
 def limit_fields(limits: Limits) -> Fields:
     """Each limit as a file says it; empty where there is none."""
+    memory_bytes = limits.gpu_memory_bytes
     return {
         "slots": _slots(limits),
         "submissions_per_minute": _count(limits.submissions_per_minute),
         "submissions_burst": _count(limits.submissions_burst),
         "queue_length": _count(limits.queue_length),
         "queue_age": _duration(limits.queue_age_ms) if limits.queue_age_ms else "",
+        "gpu_memory": text(format_bytes(memory_bytes)) if memory_bytes else "",
+        "gpu_seconds_per_day": _count(limits.gpu_seconds_per_day),
+        "money_per_day": money(limits.money_per_day_micros) if limits.money_per_day_micros else "",
     }
 
 

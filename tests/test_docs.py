@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from ledger import checkpoint, keys, policy, rates, state, timings
+from ledger import checkpoint, daily, keys, policy, rates, state, timings
 from ledger import events as e
 from ledger.fair_state import Flow, PoolClock
 from ledger.names import WriterName, keyed_job_id
@@ -62,7 +62,7 @@ CHECKPOINTED: tuple[Body, ...] = (
     checkpoint.Checkpoint, state.State, state.Job, state.Placement, state.Attempt,
     state.ArchivedJob, state.Worker, state.Node, state.NodeHealth, state.FastFailure,
     state.CommandRecord, state.Reservation, Flow, PoolClock,
-    policy.Standing, rates.Window, rates.Reserved,
+    policy.Standing, rates.Window, rates.Reserved, daily.Draw, daily.Use,
 )  # fmt: skip
 
 FACT_PARTS: tuple[Body, ...] = (e.Fact, e.WorkerFact, e.JobSpec, e.Slot, e.Report)
@@ -82,6 +82,7 @@ BODIES: dict[Section, Body] = {
             policy.Pool,
             policy.ApiLimits,
             policy.RetryRule,
+            policy.Price,
         )
     },
     **{("Beats", body.__name__): body for body in (e.Beat, e.SlotBeat)},

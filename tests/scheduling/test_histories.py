@@ -30,6 +30,7 @@ from ledger.policy import (
     Organization,
     Policy,
     Pool,
+    Price,
     WorkloadClass,
 )
 from ledger.projection import Projection
@@ -52,9 +53,13 @@ SLOTS = {
 }
 """n3 is in a pool of its own where a policy says so."""
 
+DAY_MS = 20_000
+
 SMALL = {
     "ledger.transitions.RECENT_ENDED_MAX": 4,
     "ledger.transitions.RECENT_STEMS_MAX": 3,
+    "ledger.daily.DAY_MS": DAY_MS,
+    "ledger.daily.HOUR_MS": 2_000,
     "ledger.health.COMMANDS_MAX": 3,
     "ledger.health.NODES_MAX": 2,
     "ledger.health.ROW": 2,
@@ -70,6 +75,9 @@ limits = st.builds(
     submissions_per_minute=st.sampled_from([0, 0, 0, 6]),
     queue_length=st.sampled_from([0, 0, 0, 3]),
     queue_age_ms=st.sampled_from([0, 0, 3_000]),
+    gpu_memory_bytes=st.sampled_from([0, 0, 0, 30]),
+    gpu_seconds_per_day=st.sampled_from([0, 0, 0, 5, 12]),
+    money_per_day_micros=st.sampled_from([0, 0, 0, 150]),
 )
 nodes = st.sampled_from(NODES)
 
@@ -89,7 +97,7 @@ class Histories(RuleBasedStateMachine):
         for name, value in SMALL.items():
             self.patches.enter_context(patch(name, value))
         self.world = World()
-        self.history = History(self.world)
+        self.history = History(self.world, DAY_MS)
         self.processes = Processes(self.world)
         self.reader = self.world.fold()
         self.late_reader, self.second = restored(self.world.state)
@@ -167,6 +175,7 @@ class Histories(RuleBasedStateMachine):
         slots=st.sampled_from([1, 1, 1, 2, 3]),
         worker=st.sampled_from(["", "", "", "n1-gpu0", "n2-gpu1"]),
         gpu_type=st.sampled_from(["", "", "", "H100"]),
+        gpu_memory_bytes=st.sampled_from([0, 0, 10, 20]),
         estimate_ms=st.integers(0, 4_000),
         time_limit_ms=st.sampled_from([0, 500, 3_000]),
         idempotent=st.booleans(),
@@ -213,6 +222,7 @@ class Histories(RuleBasedStateMachine):
         discipline=st.sampled_from(DISCIPLINES),
         share=st.sampled_from(SHARES),
         api=st.sampled_from([None, None, ApiLimits(tokens_per_minute=100, in_flight=2)]),
+        price=st.sampled_from([Price(), Price(request_micros=10, input_micros=1_000)]),
         of_pool=limits,
         of_organization=limits,
         of_class=limits,
@@ -225,6 +235,7 @@ class Histories(RuleBasedStateMachine):
         discipline: str,
         share: str,
         api: ApiLimits | None,
+        price: Price,
         of_pool: Limits,
         of_organization: Limits,
         of_class: Limits,
@@ -232,7 +243,7 @@ class Histories(RuleBasedStateMachine):
         strict: bool,
         demote: bool,
     ) -> None:
-        pool = Pool(discipline=discipline, share=share, limits=of_pool, api=api)
+        pool = Pool(discipline=discipline, share=share, limits=of_pool, api=api, price=price)
         interactive = WorkloadClass(
             strict=strict,
             allow=(AllowRule(organizations=("a", "b")),),

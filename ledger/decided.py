@@ -11,6 +11,7 @@ from typing import assert_never
 
 from ledger import events as e
 from ledger.daily import Draw, Use
+from ledger.estimates import cost_rate
 from ledger.events import AttemptRef, JobState
 from ledger.fair_state import charge
 from ledger.names import JobId, Seq, WorkerName
@@ -99,6 +100,7 @@ class Decided(Transitions):
             assigned_at=state.at,
             cost_ms=decision.cost_ms,
             weight=decision.weight,
+            rate=cost_rate(state, job.placed),
             draw=Draw(
                 gpus=self._gpus_of(decision.slots),
                 price=state.policy.pool(job.placed.pool).price,

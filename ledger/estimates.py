@@ -11,7 +11,7 @@ import re
 from ledger.daily import Use, gpu_use_ms, money_micros
 from ledger.events import JobSpec
 from ledger.names import FlowId
-from ledger.state import State
+from ledger.state import PLAIN_RATE, Rate, State
 
 DEFAULT_COST_MS = 600_000
 """Estimated run time of a job that says nothing and whose like never ran."""
@@ -34,9 +34,26 @@ def estimated_cost(state: State, spec: JobSpec) -> int:
     """
     api = state.policy.pool(spec.pool).api
     if api is None:
-        return spec.slots * expected(state, spec)[0]
+        return cost_of(spec.slots * expected(state, spec)[0], cost_rate(state, spec))
     tokens = spec.input_tokens + max(1, api.output_factor) * spec.max_output_tokens
     return max(1, spec.requests, tokens)
+
+
+def cost_rate(state: State, spec: JobSpec) -> Rate:
+    """What a slot-millisecond of the job costs, numerator and denominator.
+
+    ``asked / threshold`` where it asks for more GPU memory than its pool's threshold, else 1:
+    so the penalty is the part of the threshold by which it asks for more.
+    """
+    threshold = state.policy.pool(spec.pool).memory_threshold_bytes
+    asked = spec.gpu_memory_bytes
+    return (asked, threshold) if 0 < threshold < asked else PLAIN_RATE
+
+
+def cost_of(slot_ms: int, rate: Rate) -> int:
+    """``slots * milliseconds + memory penalty``, the penalty rounded up."""
+    asked, threshold = rate
+    return slot_ms - (-slot_ms * (asked - threshold) // threshold)
 
 
 def may_use(state: State, spec: JobSpec, gpus: int) -> Use:

@@ -152,6 +152,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     api: ApiLimits | None = None
     """Of a pool that stands for an external service."""
     retry: RetryRule = RetryRule()
+    memory_threshold_bytes: int = 0
+    """A job that asks for more memory of each of its GPUs is charged more; 0: none is."""
     price: Price = Price()
     """Of a pool that stands for an external service."""
 

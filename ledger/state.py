@@ -57,6 +57,12 @@ class Phase(IntEnum):
     ENDED = 5
 
 
+Rate = tuple[int, int]
+"""What a slot-millisecond costs, numerator and denominator."""
+
+PLAIN_RATE: Rate = (1, 1)
+
+
 class Attempt(msgspec.Struct, kw_only=True):
     """One try at running a job, numbered from 1."""
 
@@ -87,12 +93,20 @@ class Attempt(msgspec.Struct, kw_only=True):
     report: Report | None = None
     output_factor: int = 0
     """Of an attempt that is charged in tokens: for how many one output token counts."""
+    rate: Rate = PLAIN_RATE
+    """What a slot-millisecond of it costs, by the GPU memory that it asked for."""
     draw: Draw = Draw()
     """On the limits a day."""
 
     @property
     def lead(self) -> WorkerName:
         return self.slots[0]
+
+    @property
+    def charged_run_ms(self) -> int:
+        """For how long a run it has been charged; not of one that is charged in tokens."""
+        numerator, denominator = self.rate
+        return self.cost_ms * denominator // (numerator * len(self.slots))
 
 
 class Placement(msgspec.Struct, frozen=True):

@@ -284,13 +284,13 @@ class Transitions:
         self.fair.settle(self.flow_of(job), difference)
 
     def actual_cost(self, attempt: Attempt, until: int) -> int:
-        """What it cost if it ran until then: what it occupied, or the tokens that it reported.
+        """What it cost if it ran until then, by what it occupied or the tokens that it reported.
 
         Of a call of an external service that reported no tokens the estimate stands.
         """
         report = attempt.report
         if not attempt.output_factor:
-            return self.occupancy_ms(attempt, until)
+            return estimates.cost_of(self.occupancy_ms(attempt, until), attempt.rate)
         if report is None or not (report.input_tokens or report.output_tokens):
             return attempt.cost_ms
         return report.input_tokens + attempt.output_factor * report.output_tokens
@@ -345,8 +345,7 @@ class Transitions:
     def raise_use(self, attempt: Attempt) -> None:
         """It may run as long as its charge now allows, which may be longer than was expected."""
         draw = attempt.draw
-        run_ms = -(-attempt.cost_ms // len(attempt.slots))
-        more = Use(gpu_use_ms(draw.gpus, run_ms)).beyond(draw.reserved)
+        more = Use(gpu_use_ms(draw.gpus, attempt.charged_run_ms)).beyond(draw.reserved)
         attempt.draw = replace(draw, reserved=draw.reserved.plus(more))
 
     def forget_day(self, at: int) -> None:

@@ -115,6 +115,9 @@ def pool_terms(pool: Pool) -> Iterator[str]:
             (api.in_flight, "calls in flight"),
         )
         yield from (f"at most {most} {what}" for most, what in counted if most)
+    if pool.memory_threshold_bytes:
+        threshold = gib(pool.memory_threshold_bytes)
+        yield f"a job is charged more that asks for more than {threshold} of a GPU's memory"
     for what, price in price_fields(pool.price).items():
         yield f"{what.replace('_', ' ')}: {price}"
     if pool.retry.attempts_max:

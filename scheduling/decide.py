@@ -17,7 +17,7 @@ from ledger.names import JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Phase, Worker
 from scheduling.admission import verdict_on
-from scheduling.cost import exhausted_at, grown_cost_ms
+from scheduling.cost import grown_cost_ms
 from scheduling.dispatch import Dispatch
 from scheduling.headroom import Headroom
 from scheduling.health import Health
@@ -291,7 +291,7 @@ class Scheduler:
         """When it has used up its charge; tokens are no matter of time."""
         if attempt.output_factor or attempt.started_at is None:
             return None
-        return exhausted_at(attempt.started_at, len(attempt.slots), attempt.cost_ms)
+        return attempt.started_at + attempt.charged_run_ms
 
     def _act_on_time(self, at: int) -> None:
         while self._dues and self._dues[0][0] <= at:
@@ -318,7 +318,7 @@ class Scheduler:
         exhausted = self._exhausted_at(last)
         if exhausted is None or exhausted > at:
             return None
-        cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, at)
+        cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, last.rate, at)
         return e.OverrunCharged(job=job.id, attempt=last.number, cost_ms=cost_ms)
 
     # -- pools

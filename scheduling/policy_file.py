@@ -239,6 +239,7 @@ def _pool(table: Table, *, is_provider: bool = False) -> Pool:
         limits=limits,
         api=ApiLimits() if api is None and is_provider else api,
         retry=table.get(Pool().retry, _retry, "retry"),
+        memory_threshold_bytes=table.get(0, Value.size_bytes, "gpu_memory_threshold"),
         price=table.get(Pool().price, _price, "price"),
     )
     order.close()

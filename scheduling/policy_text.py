@@ -127,6 +127,8 @@ def _pool(pool: Pool) -> Fields:
         fields["api"] = _inline(_api(pool.api))
     if pool.retry != RetryRule():
         fields["retry"] = _inline(_retry(pool.retry))
+    if pool.memory_threshold_bytes:
+        fields["gpu_memory_threshold"] = text(format_bytes(pool.memory_threshold_bytes))
     if pool.price != Price():
         fields["price"] = _inline(price_fields(pool.price))
     return fields

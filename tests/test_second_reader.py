@@ -107,8 +107,8 @@ class Life:
     def __init__(self, discipline: str) -> None:
         self.pool = policy.Pool(discipline=discipline)
         self.world = World(policy.Policy(pools={"default": self.pool}))
-        self.world.node_up("n1", 2)
-        self.world.node_up("n2", 1)
+        self.world.node_up("n1", 2, gpu_memory_bytes=16)
+        self.world.node_up("n2", 1, gpu_memory_bytes=16)
         self.world.turn()
         self.events: dict[str, Callable[[int], None]] = {
             "submit": self.submit,
@@ -151,6 +151,7 @@ class Life:
             retries=number % 3,
             deadline_at=self.world.at + 9_000 if number % 11 == 0 else 0,
             resumable=number % 2 == 0,
+            gpu_memory_bytes=(0, 0, 7)[number % 3],
         )
 
     def call(self, number: int) -> None:
@@ -160,6 +161,7 @@ class Life:
     def apply_policy(self, number: int) -> None:
         api = policy.ApiLimits(tokens_per_minute=90, in_flight=2) if number % 3 == 0 else None
         limits = policy.Limits(slots=number % 3)
+        threshold_bytes = (0, 3)[number % 2]
         self.world.apply_policy(
             policy.Policy(
                 organizations={"a": policy.Organization(limits=limits)},
@@ -170,7 +172,11 @@ class Life:
                     ),
                     "interactive": policy.WorkloadClass(quantum_ms=2_000),
                 },
-                pools={"default": msgspec.structs.replace(self.pool, api=api)},
+                pools={
+                    "default": msgspec.structs.replace(
+                        self.pool, api=api, memory_threshold_bytes=threshold_bytes
+                    )
+                },
             )
         )
 

@@ -407,6 +407,9 @@ names = st.from_regex(r"[a-z0-9-]{1,20}", fullmatch=True)
 class_names = st.sampled_from(CLASSES)
 weights = st.integers(1, 1_000_000_000)
 counts = st.integers(0, 1_000_000_000)
+sizes = st.just(0) | st.builds(
+    operator.mul, st.integers(1, 999), st.sampled_from([1_000, 1 << 20, 10**9, 1 << 40])
+)
 amounts = st.integers(0, 10**15)
 ages_ms = st.integers(0, 3_650 * 86_400).map(lambda seconds: 1_000 * seconds)
 printable = st.characters(exclude_categories=("C", "Z"))
@@ -422,9 +425,7 @@ def several(values: st.SearchStrategy) -> st.SearchStrategy:
 limits = st.builds(
     Limits, slots=counts, slots_percent=st.integers(0, 100), submissions_per_minute=counts,
     submissions_burst=counts, queue_length=counts, queue_age_ms=ages_ms,
-    gpu_memory_bytes=st.just(0) | st.builds(
-        operator.mul, st.integers(1, 999), st.sampled_from([1_000, 1 << 20, 10**9, 1 << 40])
-    ),
+    gpu_memory_bytes=sizes,
     gpu_seconds_per_day=counts, money_per_day_micros=amounts,
 ).filter(lambda limits: limits.submissions_per_minute or not limits.submissions_burst)  # fmt: skip
 organizations = st.builds(
@@ -447,6 +448,7 @@ pools = st.builds(
         ApiLimits, requests_per_minute=counts, tokens_per_minute=counts, in_flight=counts,
         output_factor=st.integers(1, 1_000),
     ),
+    memory_threshold_bytes=sizes,
     price=st.builds(Price, request_micros=amounts, input_micros=amounts, output_micros=amounts),
     retry=st.builds(RetryRule, attempts_max=counts, budget_percent=st.integers(0, 1_000)),
 ).filter(lambda pool: pool.api is not None or pool.price == Price())  # fmt: skip

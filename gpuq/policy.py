@@ -6,6 +6,7 @@ fact; the text as it was written is kept as a blob beside it.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from difflib import unified_diff
 from pathlib import Path
 from textwrap import fill
@@ -19,12 +20,14 @@ from gpuq.client import Client, open_client
 from gpuq.history import pages_after, parse_moment, state_before
 from gpuq.render import epilog, local_time, print_json, printable, say
 from gpuq.view import View, read_view
+from ledger.calibration import ONE, Calibration
 from ledger.decisions import JobExpired, JobRejected
 from ledger.errors import RequestError
 from ledger.events import PolicyApplied, encode
 from ledger.policy import Policy, Standing
 from ledger.projection import Projection
 from ledger.state import Job, State
+from ledger.timings import DAY_MS
 from ledger.writer import put_blob
 from scheduling.admission import verdict_on
 from scheduling.agreement import agreement, pool_terms
@@ -129,7 +132,9 @@ def show(
         _print_agreement(state.policy)
         return
     if json:
-        print_json({"version": state.policy_version, **msgspec.to_builtins(state.policy)})
+        known = msgspec.to_builtins(state.calibrations)
+        policy = msgspec.to_builtins(state.policy)
+        print_json({"version": state.policy_version, **policy, "calibrations": known})
         return
     if not state.policy_version:
         say("no policy yet: every organization has weight 1, pools are what workers declare")
@@ -137,6 +142,18 @@ def show(
     when = local_time(state.policy_at, view.now_ms)
     print(f"# version {state.policy_version}, by {printable(state.policy_by)}, {when}")
     print(format_policy(state.policy), end="")
+    for name, calibration in sorted(state.calibrations.items()):
+        print(printable(f"# {name}: {_calibration_line(calibration)}"))
+
+
+def _calibration_line(known: Calibration) -> str:
+    """The factor of now, and the last of each of the newest days on which it moved."""
+    days = ", ".join(
+        f"{datetime.fromtimestamp(day * DAY_MS // 1000, UTC):%Y-%m-%d} {factor / ONE:.3f}"
+        for day, factor in known.history
+    )
+    calls = f"{known.calls} call{'' if known.calls == 1 else 's'}"
+    return f"estimates of tokens count {known.factor_ppm / ONE:.3f} times, after {calls} ({days})"
 
 
 def _state_at(client: Client, at_ms: int) -> State:

@@ -42,8 +42,10 @@ from gpuq.render import (
 from gpuq.script import Body, bodies_of
 from gpuq.selectors import remember_last
 from gpuq.view import View, read_view
+from ledger.calibration import ONE
 from ledger.decisions import JobAdmitted
 from ledger.errors import RequestError, TransientError
+from ledger.estimates import calibration_of
 from ledger.events import JobSpec, Submitted
 from ledger.names import WORKER, JobId, WorkerName, check_name, keyed_job_id, new_job_id
 from ledger.projection import Projection
@@ -456,7 +458,10 @@ def _estimate(view: View, spec: JobSpec) -> tuple[str, str]:
     """What a dispatch would charge, and who says so."""
     projection = Projection(view.state)
     if view.state.policy.pool(spec.pool).api is not None:
-        return f"{projection.estimated_cost(spec)} tokens", "--input-tokens, --max-output-tokens"
+        tokens, said = projection.estimated_cost(spec), "--input-tokens, --max-output-tokens"
+        known = calibration_of(view.state, spec)
+        so_far = f"; {known.factor_ppm / ONE:.3f} times, by what calls took" if known.calls else ""
+        return f"{tokens} tokens", f"{said}{so_far}"
     run_ms, source = projection.expected(spec)
     return long_duration(run_ms), source
 

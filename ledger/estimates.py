@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from ledger.calibration import Calibration, calibration_key
 from ledger.daily import Use, gpu_use_ms, money_micros
 from ledger.events import JobSpec
 from ledger.names import FlowId
@@ -30,13 +31,25 @@ def expected(state: State, spec: JobSpec) -> tuple[int, str]:
 def estimated_cost(state: State, spec: JobSpec) -> int:
     """What a dispatch is charged: slot-milliseconds, or tokens in an API pool.
 
-    Output counts ``output_factor`` times, as far as it may go.
+    Output counts ``output_factor`` times, as far as it may go; of all that, what calls of that
+    pool and class have really taken of late.
     """
     api = state.policy.pool(spec.pool).api
     if api is None:
         return cost_of(spec.slots * expected(state, spec)[0], cost_rate(state, spec))
-    tokens = spec.input_tokens + max(1, api.output_factor) * spec.max_output_tokens
-    return max(1, spec.requests, tokens)
+    tokens = tokens_cost(spec, max(1, api.output_factor))
+    return max(1, spec.requests, calibration_of(state, spec).applied(tokens))
+
+
+def tokens_cost(spec: JobSpec, output_factor: int) -> int:
+    """What all the tokens cost that it may take."""
+    return spec.input_tokens + output_factor * spec.max_output_tokens
+
+
+def calibration_of(state: State, spec: JobSpec) -> Calibration:
+    """What is known of calls of its pool and class."""
+    key = calibration_key(spec.pool, spec.workload_class)
+    return state.calibrations.get(key, Calibration())
 
 
 def cost_rate(state: State, spec: JobSpec) -> Rate:

@@ -349,6 +349,8 @@ class Projection(Decided):
         self.touched.finished[job.id] = None
         if fact.outcome in ("exited", "timeout"):
             self.learn(job.placed, fact.ended_at - fact.started_at)
+        if fact.outcome == "exited":
+            self.calibrate(job, attempt, self.state.at)
         if self._goes_back(job, attempt):
             return
         if job.state is JobState.NODE_FAIL:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ledger.calibration import Calibration
 from ledger.daily import Draw, Hours
 from ledger.events import (
     AnyMessage,
@@ -327,6 +328,8 @@ class State(msgspec.Struct, kw_only=True):
     """Thousandths of attempts that a flow may still have beyond first ones."""
     recent_cost_ms: dict[str, int] = {}
     """Flow and name stem to the blended run time of recent jobs (one slot)."""
+    calibrations: dict[str, Calibration] = {}
+    """By pool and class: what calls take of what was estimated for them."""
     commands: dict[str, CommandRecord] = {}
     """By fingerprint, those of recent ends, the newest last."""
     void_pages: int = 0

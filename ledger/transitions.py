@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ledger import estimates
+from ledger.calibration import calibration_key
 from ledger.daily import DailyUse, Use, gpu_use_ms, reported_micros
 from ledger.events import AttemptRef, JobSpec, JobState, Report
 from ledger.fair_state import FairState, Flow, charge
@@ -468,6 +469,22 @@ class Transitions:
     def estimated_cost(self, spec: JobSpec) -> int:
         """What a dispatch is charged: slot-milliseconds, or tokens in an API pool."""
         return estimates.estimated_cost(self.state, spec)
+
+    def calibrate(self, job: Job, attempt: Attempt, at: int) -> None:
+        """Learn from a call that reported its tokens. O(flows)."""
+        spec, report = job.placed, attempt.report
+        estimated = estimates.tokens_cost(spec, attempt.output_factor)
+        if not attempt.output_factor or not estimated or report is None:
+            return
+        actual = report.input_tokens + attempt.output_factor * report.output_tokens
+        if actual:
+            moved = estimates.calibration_of(self.state, spec).moved(
+                actual=actual, estimated=estimated, at=at
+            )
+            self.state.calibrations[calibration_key(spec.pool, spec.workload_class)] = moved
+            for flow in self.fair.flows.values():
+                if (flow.pool, flow.workload_class) == (spec.pool, spec.workload_class):
+                    self.fair.touched[flow.id] = None
 
     def learn(self, spec: JobSpec, run_ms: int) -> None:
         """Blend a finished job's run time into what its like are expected to take."""

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from ledger import checkpoint, daily, keys, policy, rates, state, timings
+from ledger import calibration, checkpoint, daily, keys, policy, rates, state, timings
 from ledger import events as e
 from ledger.fair_state import Flow, PoolClock
 from ledger.names import WriterName, keyed_job_id
@@ -62,7 +62,7 @@ CHECKPOINTED: tuple[Body, ...] = (
     checkpoint.Checkpoint, state.State, state.Job, state.Placement, state.Attempt,
     state.ArchivedJob, state.Worker, state.Node, state.NodeHealth, state.FastFailure,
     state.CommandRecord, state.Reservation, Flow, PoolClock,
-    policy.Standing, rates.Window, rates.Reserved, daily.Draw, daily.Use,
+    policy.Standing, rates.Window, rates.Reserved, daily.Draw, daily.Use, calibration.Calibration,
 )  # fmt: skip
 
 FACT_PARTS: tuple[Body, ...] = (e.Fact, e.WorkerFact, e.JobSpec, e.Slot, e.Report)

@@ -223,6 +223,7 @@ class Histories(RuleBasedStateMachine):
         share=st.sampled_from(SHARES),
         api=st.sampled_from([None, None, ApiLimits(tokens_per_minute=100, in_flight=2)]),
         price=st.sampled_from([Price(), Price(request_micros=10, input_micros=1_000)]),
+        threshold_bytes=st.sampled_from([0, 7]),
         of_pool=limits,
         of_organization=limits,
         of_class=limits,
@@ -236,6 +237,7 @@ class Histories(RuleBasedStateMachine):
         share: str,
         api: ApiLimits | None,
         price: Price,
+        threshold_bytes: int,
         of_pool: Limits,
         of_organization: Limits,
         of_class: Limits,
@@ -243,7 +245,14 @@ class Histories(RuleBasedStateMachine):
         strict: bool,
         demote: bool,
     ) -> None:
-        pool = Pool(discipline=discipline, share=share, limits=of_pool, api=api, price=price)
+        pool = Pool(
+            discipline=discipline,
+            share=share,
+            limits=of_pool,
+            api=api,
+            price=price,
+            memory_threshold_bytes=threshold_bytes,
+        )
         interactive = WorkloadClass(
             strict=strict,
             allow=(AllowRule(organizations=("a", "b")),),
@@ -301,11 +310,14 @@ class Histories(RuleBasedStateMachine):
         index=indexes,
         outcome=st.sampled_from(["exited", "exited", "timeout", "oom", "exclusive"]),
         rc=st.sampled_from([0, 0, 1]),
+        tokens=st.sampled_from([0, 1, 500]),
     )
-    def a_job_ends(self, index: int, outcome: str, rc: int) -> None:
+    def a_job_ends(self, index: int, outcome: str, rc: int, tokens: int = 0) -> None:
         running = [p for p in self.processes.workers.values() if p.running is not None]
         if running:
-            self.processes.end(running[index % len(running)], outcome=outcome, rc=rc)
+            report = e.Report(input_tokens=tokens) if tokens else None
+            process = running[index % len(running)]
+            self.processes.end(process, outcome=outcome, rc=rc, report=report)
 
     @rule(index=indexes, forgets=st.booleans())
     def a_worker_starts_again(self, index: int, forgets: bool) -> None:

@@ -119,6 +119,9 @@ def show(
     at: Annotated[
         str | None, typer.Option("--at", help="The one in force then: 2h (ago), or a local time.")
     ] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=1, help="The one of that number, from 1.")
+    ] = None,
     as_agreement: Annotated[
         bool, typer.Option("--agreement", help="What it means, for people.")
     ] = False,
@@ -127,7 +130,11 @@ def show(
     """Show the policy in force, as a file that could be applied again."""
     client = open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
+    if at is not None and version is not None:
+        raise RequestError("say --at or --version, not both")
     state = view.state if at is None else _state_at(client, parse_moment(at, view.now_ms))
+    if version is not None:
+        state = _state_of_version(client, version)
     if as_agreement:
         _print_agreement(state.policy)
         return
@@ -162,6 +169,29 @@ def _state_at(client: Client, at_ms: int) -> State:
     for page, sha256 in pages_after(client.store, projection.state.seq, at_ms):
         projection.apply(page, sha256)
     return projection.state
+
+
+def _state_of_version(client: Client, version: int) -> State:
+    """The fold of all up to the page that has the policy of that number, with this policy.
+
+    A page may have several: the last one is in force after it. O(pages).
+    """
+    projection = Projection(State(ledger=client.ledger))
+    for page, sha256 in pages_after(client.store, projection.state.seq):
+        before = projection.state.policy_version
+        if not projection.apply(page, sha256):
+            continue
+        applied = [posted.fact for posted in page.facts if isinstance(posted.fact, PolicyApplied)]
+        if before < version <= before + len(applied):
+            fact = applied[version - before - 1]
+            return msgspec.structs.replace(
+                projection.state,
+                policy=fact.policy,
+                policy_version=version,
+                policy_by=fact.by,
+                policy_at=fact.at,
+            )
+    raise RequestError(f"no version {version}: the newest is {projection.state.policy_version}")
 
 
 def _print_agreement(policy: Policy) -> None:

@@ -132,9 +132,26 @@ def test_each_version_stays_and_differences_are_shown(gpuq: Gpuq, fleet: Fleet, 
     assert "+weight = 5" in changed.out.splitlines()
     gpuq("policy", "apply", "two.toml")
     fleet.post()
+    for version, weight in (("1", 4_000), ("2", 5_000)):
+        old = gpuq("policy", "show", "--version", version, "--json").json
+        assert (old["version"], old["organizations"]["astro"]) == (int(version), {"weight": weight})
+    missing = gpuq("policy", "show", "--version", "3")
+    assert (missing.rc, missing.err) == (64, "gpuq: no version 3: the newest is 2\n")
+    both = gpuq("policy", "show", "--version", "1", "--at", "1h")
+    assert (both.rc, both.err) == (64, "gpuq: say --at or --version, not both\n")
     shown = gpuq("policy", "show", "--at", "2001-01-01")
     assert shown.rc == 0
     assert shown.err.startswith("no policy yet")
+
+
+def test_two_policies_of_one_page_are_two_versions(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
+    for weight in (1, 2):
+        (here / "policy.toml").write_text(f"[organizations.o]\nweight = {weight}\n")
+        gpuq("policy", "apply", "policy.toml")
+    fleet.post()
+    shown = [gpuq("policy", "show", "--version", str(n)).out.splitlines() for n in (1, 2)]
+    assert [lines[0].split(",")[0] for lines in shown] == ["# version 1", "# version 2"]
+    assert [lines[2] for lines in shown] == ["weight = 1", "weight = 2"]
 
 
 def test_what_calls_took_is_shown_behind_the_policy_and_by_explain(

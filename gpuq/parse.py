@@ -17,6 +17,7 @@ from ledger.names import NodeName, check_name
 from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from ledger.variables import is_reserved, is_variable, looks_secret
 from scheduling.duration import DURATION_MAX_MS, parse_units
+from scheduling.quantities import parse_bytes
 
 SLOTS_MAX = 1_024
 COUNT_MAX = 1_000_000_000
@@ -26,7 +27,6 @@ _DURATION_FORMS = "say minutes, MM:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS, or 90m, 
 _N = r"([0-9]{1,9})"
 _COLONS = re.compile(rf"{_N}(:{_N}){{0,2}}")
 _DAYS = re.compile(rf"{_N}-([0-9:]{{1,30}})")
-_SIZE = re.compile(rf"{_N}([KMGT])(i?)B?", re.IGNORECASE)
 _GPUS = re.compile(rf"(?:([A-Za-z0-9][A-Za-z0-9 ._-]*):)?{_N}")
 _SIGNAL = re.compile(r"(?:B:)?([A-Z0-9]{1,12})(?:@([0-9]{1,6}))?")
 _COUNT = re.compile(r"[0-9]{1,10}")
@@ -134,18 +134,11 @@ def _sum_ms(days: int, hours: int, minutes: int, seconds: int) -> int | None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``40G``, ``40GB`` (powers of 1000) or ``40GiB`` (powers of 1024).
-
-    ``G`` is decimal because a card that is sold with 24 GB has somewhat less than 24 GiB.
-    Raises RequestError on anything else.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or int(match[1]) == 0:
+    """Bytes of ``40G``, ``40GB`` or ``40GiB``. Raises RequestError on anything else."""
+    size_bytes = parse_bytes(text.strip())
+    if size_bytes is None:
         raise RequestError(f"{text!r} is not a size: say 40G, 40GB or 40GiB")
-    unit = 1024 if match[3] else 1000
-    for _ in range("KMGT".index(match[2].upper())):
-        unit *= 1024 if match[3] else 1000
-    return int(match[1]) * unit
+    return size_bytes
 
 
 def parse_gpus(text: str) -> Gpus:

@@ -15,6 +15,8 @@ from gpuq.options import Choices
 from gpuq.render import long_duration, plain_table, times
 from gpuq.snapshot import Packed
 from gpuq.view import View
+from ledger.calibration import ONE
+from ledger.estimates import calibration_of
 from ledger.events import JobSpec
 from ledger.projection import Projection
 
@@ -63,8 +65,10 @@ def _estimate(view: View, wish: Wish) -> Setting:
     """What a dispatch would charge, and who says so."""
     projection = Projection(view.state)
     if view.state.policy.pool(wish.spec.pool).api is not None:
-        tokens = projection.estimated_cost(wish.spec)
-        return Setting(f"{tokens} tokens", "--input-tokens, --max-output-tokens")
+        tokens, said = projection.estimated_cost(wish.spec), "--input-tokens, --max-output-tokens"
+        known = calibration_of(view.state, wish.spec)
+        so_far = f"; {known.factor_ppm / ONE:.3f} times, by what calls took" if known.calls else ""
+        return Setting(f"{tokens} tokens", f"{said}{so_far}")
     run_ms, source = projection.expected(wish.spec)
     for option in (ESTIMATE, TIME):
         if source == option.flags[0]:

@@ -242,6 +242,7 @@ class _Answer:
             ),
             ("ahead", self._ahead_lines(account)),
             ("limit", [self._limit_line()]),
+            ("day", self._day_lines()),
             ("window", self._window_lines()),
             ("slots", [f"{account.fitting_slots} serve and fit, {account.free_slots} free"]),
             ("not serving", self._trouble_lines()),
@@ -283,6 +284,15 @@ class _Answer:
         if self._wait.heading is Heading.POOL_LIMIT:
             return f"pool {flow.pool}", self._wait.heading_since
         return None
+
+    def _day_lines(self) -> list[str]:
+        """What of a limit a day is left, and when there is room for it at the latest."""
+        hold = self._followed.headroom.day_hold(self._job)
+        if hold is None:
+            return []
+        if hold.eases_at is None:
+            return [hold.reason, "no room before something that runs has ended"]
+        return [hold.reason, f"room at the latest at {self._when(hold.eases_at)}"]
 
     def _window_lines(self) -> list[str]:
         """What an external service has left of its minute."""
@@ -433,6 +443,7 @@ class _Answer:
                 for flow, tag, waiting in account.flows_ahead
             ],
             "limit": limit or None,
+            "day": self._day_json(),
             "window": self._window_json(),
             "not_serving": [
                 {"worker": name, "reason": reason} for name, reason in self._troubled()
@@ -450,6 +461,12 @@ class _Answer:
                 for runs in account.running
             ],
         }
+
+    def _day_json(self) -> dict[str, Any] | None:
+        hold = self._followed.headroom.day_hold(self._job)
+        if hold is None:
+            return None
+        return {"limit": hold.limit, "reason": hold.reason, **times(eases_at=hold.eases_at)}
 
     def _window_json(self) -> dict[str, Any] | None:
         api, window = self._window()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from ledger import events as e
+from ledger.daily import Draw, Use
+from ledger.estimates import cost_rate
 from ledger.events import AttemptRef, JobState
 from ledger.fair_state import charge
 from ledger.names import JobId, Seq, WorkerName
@@ -107,6 +109,12 @@ class Decided(Transitions):
             assigned_at=state.at,
             cost_ms=decision.cost_ms,
             weight=decision.weight,
+            rate=cost_rate(state, job.placed),
+            draw=Draw(
+                gpus=self._gpus_of(decision.slots),
+                price=state.policy.pool(job.placed.pool).price,
+                reserved=Use(decision.gpu_ms, decision.money_micros),
+            ),
         )
         job.attempts.append(attempt)
         self.reserve(job, attempt)
@@ -130,6 +138,9 @@ class Decided(Transitions):
         if node.health.probing and node.health.probe is None:
             self.probe(node.name, AttemptRef(job.id, attempt.number))
         self.touch(job)
+
+    def _gpus_of(self, slots: tuple[WorkerName, ...]) -> int:
+        return sum(self.state.workers[name].slot.kind == "gpu" for name in slots)
 
     def _stop(self, decision: e.StopOrdered) -> None:
         state = self.state
@@ -183,6 +194,7 @@ class Decided(Transitions):
             attempt.started_at = attempt.assigned_at
         self.note_begin(job, attempt, attempt.started_at)
         self.settle(job, attempt, self.actual_cost(attempt, self.state.at))
+        self.book_use(job, attempt, self.state.at)
         self.touch(job)
         if job.last is not attempt:
             return
@@ -206,6 +218,7 @@ class Decided(Transitions):
         before = charge(attempt.cost_ms, attempt.weight)
         attempt.cost_ms = decision.cost_ms
         self.fair.adjust(self.flow_of(job), charge(decision.cost_ms, attempt.weight) - before)
+        self.raise_use(attempt)
         self.touch(job)
 
     # -- helpers

@@ -82,6 +82,10 @@ class AttemptAssigned(Decision, frozen=True, tag="assign"):
     backfill: bool = False
     turns: tuple[int, ...] = ()
     """Of its flow after it, where that has size buckets: ``ledger.size_buckets``."""
+    gpu_ms: int = 0
+    """What it may use of GPU time, and ..."""
+    money_micros: int = 0
+    """... of money: this counts against limits a day until it ends."""
 
 
 SUPERSEDED = "superseded"

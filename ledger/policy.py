@@ -43,6 +43,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_length: int = 0
     queue_age_ms: int = 0
     """A job that waited longer without ever being started is expired."""
+    gpu_memory_bytes: int = 0
+    """GPU memory that running jobs asked for, all their GPUs together."""
+    gpu_seconds_per_day: int = 0
+    """Within 24 hours, as ``ledger.daily`` counts; of whom it names in all pools together."""
+    money_per_day_micros: int = 0
+    """The same, of calls of external services."""
 
 
 class Organization(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -132,6 +138,16 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many input tokens one output token counts for, in the cost of a job."""
 
 
+class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What calls of an external service cost, in millionths of the unit of money."""
+
+    request_micros: int = 0
+    input_micros: int = 0
+    """Of 1,000 tokens."""
+    output_micros: int = 0
+    """Of 1,000 tokens."""
+
+
 class RetryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How often failed work may be tried again."""
 
@@ -171,6 +187,10 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     api: ApiLimits | None = None
     """Of a pool that stands for an external service."""
     retry: RetryRule = RetryRule()
+    memory_threshold_bytes: int = 0
+    """A job that asks for more memory of each of its GPUs is charged more; 0: none is."""
+    price: Price = Price()
+    """Of a pool that stands for an external service."""
 
     @property
     def is_divided(self) -> bool:
@@ -203,6 +223,17 @@ class Scope(msgspec.Struct, frozen=True, order=True):
     def __str__(self) -> str:
         within = f" in pool {self.pool}" if self.pool else ""
         return f"{self.kind} {self.name}{within}"
+
+
+def scopes_of(flow: FlowId) -> tuple[Scope, ...]:
+    """By whose limits the jobs of a flow count, in all pools together."""
+    organization, workload_class, pool = flow_parts(flow)
+    return (
+        Scope("flow", flow),
+        Scope("organization", organization),
+        Scope("class", workload_class),
+        Scope("pool", pool),
+    )
 
 
 class Standing(msgspec.Struct, frozen=True):

@@ -93,6 +93,7 @@ class Projection(Decided):
         self._hold_tail(at)
         self.state.at = max(self.state.at, at)
         self.forget_minutes(self.state.at)
+        self.forget_day(self.state.at)
         self.state.epoch, self.state.leader = epoch, leader
         for posted in facts:
             self.apply_fact(posted)
@@ -340,6 +341,7 @@ class Projection(Decided):
         self.note_begin(job, attempt, fact.started_at)
         self.note_use(job, attempt, fact.report)
         self.settle(job, attempt, self.actual_cost(attempt, fact.ended_at))
+        self.book_use(job, attempt, fact.ended_at)
         self.end_attempt(job, attempt, fact.outcome, fact.ended_at)
         if job.last is not attempt:
             attempt.superseded = True
@@ -349,6 +351,8 @@ class Projection(Decided):
         self.touched.finished[job.id] = None
         if fact.outcome in ("exited", "timeout"):
             self.learn(job.placed, fact.ended_at - fact.started_at)
+        if fact.outcome == "exited":
+            self.calibrate(job, attempt, self.state.at)
         if self._goes_back(job, attempt):
             return
         if job.state is JobState.NODE_FAIL:
@@ -377,6 +381,7 @@ class Projection(Decided):
         self.note_use(job, attempt, None)
         if fact.ran:
             self.settle(job, attempt, self.actual_cost(attempt, fact.at))
+            self.book_use(job, attempt, fact.at)
         elif job.last is not attempt or job.cancel is not None:
             self.settle(job, attempt, 0)
         self.end_attempt(job, attempt, "lost", fact.at)

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from ledger.calibration import Calibration
+from ledger.daily import Draw, Hours
 from ledger.events import (
     AnyMessage,
     AttemptRef,
@@ -60,6 +62,12 @@ class Phase(IntEnum):
     ENDED = 5
 
 
+Rate = tuple[int, int]
+"""What a slot-millisecond costs, numerator and denominator."""
+
+PLAIN_RATE: Rate = (1, 1)
+
+
 class Attempt(msgspec.Struct, kw_only=True):
     """One try at running a job, numbered from 1."""
 
@@ -92,10 +100,20 @@ class Attempt(msgspec.Struct, kw_only=True):
     report: Report | None = None
     output_factor: int = 0
     """Of an attempt that is charged in tokens: for how many one output token counts."""
+    rate: Rate = PLAIN_RATE
+    """What a slot-millisecond of it costs, by the GPU memory that it asked for."""
+    draw: Draw = Draw()
+    """On the limits a day."""
 
     @property
     def lead(self) -> WorkerName:
         return self.slots[0]
+
+    @property
+    def charged_run_ms(self) -> int:
+        """For how long a run it has been charged; not of one that is charged in tokens."""
+        numerator, denominator = self.rate
+        return self.cost_ms * denominator // (numerator * len(self.slots))
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -335,12 +353,16 @@ class State(msgspec.Struct, kw_only=True):
     """By pool that stands for an external service: what counts against its limits."""
     submissions_due: dict[str, int] = {}
     """By whose rate of submissions: when the next one is due at an even pace."""
+    used_by_hour: Hours = {}
+    """What counts against limits a day of what has ended."""
     retry_budgets: dict[FlowId, int] = {}
     """Thousandths of attempts that a flow may still have beyond first ones."""
     artifacts: dict[str, int] = {}
     """By key, objects for which jobs waited, and when they were found; they stay."""
     recent_cost_ms: dict[str, int] = {}
     """Flow and name stem to the blended run time of recent jobs (one slot)."""
+    calibrations: dict[str, Calibration] = {}
+    """By pool and class: what calls take of what was estimated for them."""
     commands: dict[str, CommandRecord] = {}
     """By fingerprint, those of recent ends, the newest last."""
     void_pages: int = 0

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ledger.estimates import expected, may_use
 from ledger.events import ENDS, LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
 from ledger.keys import PATH
 from ledger.names import JOB_ID, NAME, NodeName, flow_id
-from ledger.policy import ApiLimits, Refusal, Standing
+from ledger.policy import ApiLimits, Limits, Refusal, Scope, Standing
 from ledger.state import Job, State, Worker, standing_of
 from ledger.transitions import tokens_of
+from scheduling.daylimits import broken_by, day_limits
+from scheduling.headroom import memory_of
+from scheduling.quantities import gib, gpu_seconds, money
 from scheduling.retries import RETRY_WORDS, is_retry_rule
 from scheduling.waiting import DEADLINE
-
-GIB = 1 << 30
 
 COUNT_MAX = 1_000_000_000
 
@@ -126,6 +128,12 @@ def _too_large_for_limits(state: State, spec: JobSpec, standing: Standing) -> st
     for scope, limits in state.policy.limits_of(flow):
         if 0 < limits.slots < spec.slots:
             return f"it needs {spec.slots} slots, and {scope} may run {limits.slots} at once"
+        if 0 < limits.gpu_memory_bytes < memory_of(spec):
+            asked, most = gib(memory_of(spec)), gib(limits.gpu_memory_bytes)
+            return f"it asks for {asked} of GPU memory, and {scope} may have {most} at once"
+        reason = _too_large_for_a_day(state, spec, scope, limits)
+        if reason:
+            return reason
     pool = state.policy.pool(spec.pool)
     own = pool.class_slots.get(standing.workload_class)
     if own is not None and 0 < own.max < spec.slots:
@@ -135,6 +143,26 @@ def _too_large_for_limits(state: State, spec: JobSpec, standing: Standing) -> st
         )
     api = pool.api
     return _too_large_for_service(spec, api) if api is not None else ""
+
+
+def _too_large_for_a_day(state: State, spec: JobSpec, scope: Scope, limits: Limits) -> str:
+    """Which limit a day it would break all alone, or could not be counted for; else empty."""
+    price = state.policy.pool(spec.pool).price
+    counts_tokens = limits.money_per_day_micros and (price.input_micros or price.output_micros)
+    if counts_tokens and not tokens_of(spec):
+        return f"{scope} counts money: say --input-tokens and --max-output-tokens"
+    workers = [w for w in state.workers.values() if w.ready and w.pool == spec.pool]
+    has_gpus = any(worker.slot.kind == "gpu" for worker in workers)
+    needs = may_use(state, spec, spec.slots if has_gpus else 0)
+    match broken_by(day_limits(limits), needs, needs):
+        case "GPU-seconds":
+            used, most = gpu_seconds(needs.gpu_ms), limits.gpu_seconds_per_day
+            said = "--time" if spec.time_limit_ms else expected(state, spec)[1]
+            return f"it may use {used} GPU-seconds ({said}), and {scope} may use {most} a day"
+        case "money":
+            cost, allowed = money(needs.money_micros), money(limits.money_per_day_micros)
+            return f"it may cost {cost}, and {scope} may spend {allowed} a day"
+    return ""
 
 
 def _too_large_for_service(spec: JobSpec, api: ApiLimits) -> str:
@@ -207,8 +235,8 @@ def _too_large(spec: JobSpec, workers: list[Worker]) -> str:
     largest = max(w.slot.gpu_memory_bytes for w in typed)
     if largest < spec.gpu_memory_bytes:
         return (
-            f"no GPU of pool {spec.pool!r} has {_gib(spec.gpu_memory_bytes)} of memory "
-            f"(the largest has {_gib(largest)})"
+            f"no GPU of pool {spec.pool!r} has {gib(spec.gpu_memory_bytes)} of memory "
+            f"(the largest has {gib(largest)})"
         )
     fitting = [w for w in typed if w.slot.gpu_memory_bytes >= spec.gpu_memory_bytes]
     by_node: dict[tuple[str, str], int] = {}
@@ -219,7 +247,3 @@ def _too_large(spec: JobSpec, workers: list[Worker]) -> str:
     if widest < spec.slots:
         return f"no node of pool {spec.pool!r} has {spec.slots} such slots (at most {widest})"
     return ""
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.3g} GiB"

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from ledger.names import flow_parts
 from ledger.policy import Limits, Policy, Pool, WorkloadClass
 from scheduling.duration import format_units
+from scheduling.policy_text import price_fields
+from scheduling.quantities import gib, money
 
 PERCENT = 100
 
@@ -83,6 +85,12 @@ def _limits(limits: Limits) -> Iterator[str]:
         yield f"at most {limits.queue_length} jobs waiting"
     if limits.queue_age_ms:
         yield f"no job waits longer than {limits.queue_age_ms // 1000} s"
+    if limits.gpu_memory_bytes:
+        yield f"at most {gib(limits.gpu_memory_bytes)} of GPU memory asked for at once"
+    if limits.gpu_seconds_per_day:
+        yield f"at most {limits.gpu_seconds_per_day} GPU-seconds within 24 hours"
+    if limits.money_per_day_micros:
+        yield f"at most {money(limits.money_per_day_micros)} of money within 24 hours"
 
 
 def _overdue(policy: Policy, name: str) -> Iterator[str]:
@@ -117,6 +125,11 @@ def pool_terms(pool: Pool) -> Iterator[str]:
             (api.in_flight, "calls in flight"),
         )
         yield from (f"at most {most} {what}" for most, what in counted if most)
+    if pool.memory_threshold_bytes:
+        threshold = gib(pool.memory_threshold_bytes)
+        yield f"a job is charged more that asks for more than {threshold} of a GPU's memory"
+    for what, price in price_fields(pool.price).items():
+        yield f"{what.replace('_', ' ')}: {price}"
     if pool.retry.attempts_max:
         yield f"at most {pool.retry.attempts_max} attempts of a job"
     yield f"retries: {pool.retry.budget_percent} % of a flow's attempts"

@@ -20,7 +20,7 @@ from ledger.projection import Projection
 from ledger.state import Attempt, Job, Phase, Worker
 from scheduling.admission import Admission
 from scheduling.aside import Aside
-from scheduling.cost import exhausted_at, grown_cost_ms
+from scheduling.cost import grown_cost_ms
 from scheduling.dispatch import Dispatch
 from scheduling.headroom import Headroom
 from scheduling.health import Health
@@ -67,6 +67,8 @@ class Scheduler:
         for pool, window in self._projection.state.windows.items():
             if self.queues.shapes(pool):
                 dues.append(window.next_change_ms())
+        if any(pool.waiting for pool in self._projection.state.pools.values()):
+            dues.append(self._projection.daily.next_change_ms())
         return min((due for due in dues if due is not None), default=None)
 
     def decide(self, at: int) -> list[e.AnyDecision]:
@@ -144,6 +146,8 @@ class Scheduler:
         for path in touched.artifacts:
             self._aside.update_artifact(path)
         self._pools.update(touched.pools)
+        for limit in touched.eased:
+            self._pools.update(dict.fromkeys(sorted(self._dispatch.limit_eased(limit))))
         for flow_id in projection.fair.touched:
             if flow_id in state.flows:
                 self.queues.rank_again(flow_id)
@@ -327,7 +331,7 @@ class Scheduler:
         """When it has used up its charge; tokens are no matter of time."""
         if attempt.output_factor or attempt.started_at is None:
             return None
-        return exhausted_at(attempt.started_at, len(attempt.slots), attempt.cost_ms)
+        return attempt.started_at + attempt.charged_run_ms
 
     def _act_on_time(self, at: int) -> None:
         while self._dues and self._dues[0][0] <= at:
@@ -358,7 +362,7 @@ class Scheduler:
         exhausted = self._exhausted_at(last)
         if exhausted is None or exhausted > at:
             return None
-        cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, at)
+        cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, last.rate, at)
         return e.OverrunCharged(job=job.id, attempt=last.number, cost_ms=cost_ms)
 
     # -- pools

@@ -42,7 +42,7 @@ class Dispatch:
         self._limited: dict[str, set[FlowId]] = {}
         """Flows that a limit holds, by each scope whose limit may be the one."""
         self._held: set[FlowId] = set()
-        self._sizes: dict[str, tuple[int, int]] = {}
+        self._sizes: dict[str, tuple[int, int, bool]] = {}
         for flow in projection.state.flows:
             self.flow_changed(flow)
 
@@ -69,9 +69,9 @@ class Dispatch:
         return {self._state.flows[flow].pool for flow in flows}
 
     def pool_changed(self, pool: str) -> None:
-        """Other slots may serve it, or be free: shares of them, and what is kept of them."""
+        """Other slots may serve it, or be free, or be no GPUs: shares of them, what is kept."""
         free = self._fleet.free(pool) if self._headroom.shares.keeps_any(pool) else 0
-        sizes = (self._fleet.serving(pool), free)
+        sizes = (self._fleet.serving(pool), free, self._fleet.has_gpus(pool))
         if self._sizes.get(pool) != sizes:
             self._sizes[pool] = sizes
             self.look_at_held(pool)
@@ -232,6 +232,8 @@ class Dispatch:
         tags = projection.fair.tags(flow, cost_ms, self._state.policy)
         rule = self._state.policy.size_buckets(flow.workload_class, flow.pool)
         bucket = bucket_in_flow(self._state.policy, job)
+        gpus = sum(self._state.workers[name].slot.kind == "gpu" for name in slots)
+        may_use = projection.may_use(job.placed, gpus)
         emit(
             e.AttemptAssigned(
                 job=job.id,
@@ -244,6 +246,8 @@ class Dispatch:
                 weight=tags.weight,
                 backfill=backfill,
                 turns=() if rule is None else turns_after(rule, flow.turns, bucket),
+                gpu_ms=may_use.gpu_ms,
+                money_micros=may_use.money_micros,
             )
         )
 

@@ -163,6 +163,10 @@ class Fleet:
         """Slots that could be taken now. O(banks)."""
         return sum(len(bank.free) for bank in self._banks.get(pool, {}).values())
 
+    def has_gpus(self, pool: str) -> bool:
+        """Whether slots that serve the pool are GPUs. O(banks)."""
+        return any(key.kind == "gpu" for key in self._banks.get(pool, ()))
+
     def serves(self, pool: str, shape: Shape) -> bool:
         """Whether the shape would fit if every serving slot were free. Amortised O(1)."""
         known = self._serves.setdefault(pool, {})

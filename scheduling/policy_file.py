@@ -27,6 +27,7 @@ from ledger.policy import (
     Organization,
     Policy,
     Pool,
+    Price,
     RetryRule,
     SizeBuckets,
     WorkloadClass,
@@ -281,6 +282,8 @@ def _pool(table: Table, classes: Names, *, is_provider: bool = False) -> Pool:
         limits=limits,
         api=ApiLimits() if api is None and is_provider else api,
         retry=table.get(Pool().retry, _retry, "retry"),
+        memory_threshold_bytes=table.get(0, Value.size_bytes, "gpu_memory_threshold"),
+        price=table.get(Pool().price, _price, "price"),
     )
     order.close()
     table.close()
@@ -290,6 +293,8 @@ def _pool(table: Table, classes: Names, *, is_provider: bool = False) -> Pool:
         raise table.at("class_slots").clash(
             "only 'max' in it, or another discipline: fifo asks for nothing but arrival"
         )
+    if pool.api is None and "price" in table:
+        raise table.at("price").clash("'api' beside it: what has a price is a call of a service")
     return pool
 
 
@@ -372,6 +377,17 @@ def _output_factor(value: Value) -> int:
     return value.count(1, OUTPUT_FACTOR_MAX)
 
 
+def _price(value: Value) -> Price:
+    table = value.table()
+    price = Price(
+        request_micros=table.get(0, Value.money_micros, "request"),
+        input_micros=table.get(0, Value.money_micros, "input_1000_tokens"),
+        output_micros=table.get(0, Value.money_micros, "output_1000_tokens"),
+    )
+    table.close()
+    return price
+
+
 def _retry(value: Value) -> RetryRule:
     table = value.table()
     rule = RetryRule(
@@ -425,6 +441,9 @@ def _limits_of(table: Table) -> Limits:
         submissions_burst=table.get(0, Value.count, "submissions_burst"),
         queue_length=table.get(0, Value.count, "queue_length"),
         queue_age_ms=table.get(0, Value.duration_ms, "queue_age"),
+        gpu_memory_bytes=table.get(0, Value.size_bytes, "gpu_memory"),
+        gpu_seconds_per_day=table.get(0, Value.count, "gpu_seconds_per_day"),
+        money_per_day_micros=table.get(0, Value.money_micros, "money_per_day"),
     )
     if limits.submissions_burst and not limits.submissions_per_minute:
         raise table.at("submissions_burst").clash("'submissions_per_minute' beside it")

@@ -20,11 +20,13 @@ from ledger.policy import (
     Organization,
     Policy,
     Pool,
+    Price,
     RetryRule,
     WorkloadClass,
 )
 from scheduling.duration import format_units
 from scheduling.policy_file import DEMOTE
+from scheduling.quantities import format_bytes, money
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -136,6 +138,10 @@ def _pool(pool: Pool) -> Fields:
         fields["api"] = _inline(_api(pool.api))
     if pool.retry != RetryRule():
         fields["retry"] = _inline(_retry(pool.retry))
+    if pool.memory_threshold_bytes:
+        fields["gpu_memory_threshold"] = text(format_bytes(pool.memory_threshold_bytes))
+    if pool.price != Price():
+        fields["price"] = _inline(price_fields(pool.price))
     return fields
 
 
@@ -161,6 +167,16 @@ def _class_slots(own: ClassSlots) -> Fields:
     return {key: str(getattr(own, key)) for key in own.__struct_fields__ if getattr(own, key)}
 
 
+def price_fields(price: Price) -> Fields:
+    """Each price as a file says it, of those that there are."""
+    micros = {
+        "request": price.request_micros,
+        "input_1000_tokens": price.input_micros,
+        "output_1000_tokens": price.output_micros,
+    }
+    return {key: money(each) for key, each in micros.items() if each}
+
+
 def _retry(rule: RetryRule) -> Fields:
     fields = {"budget_percent": str(rule.budget_percent)}
     return {"max_attempts": str(rule.attempts_max), **fields} if rule.attempts_max else fields
@@ -173,12 +189,16 @@ def _limits(limits: Limits) -> Fields:
 
 def limit_fields(limits: Limits) -> Fields:
     """Each limit as a file says it; empty where there is none."""
+    memory_bytes = limits.gpu_memory_bytes
     return {
         "slots": _slots(limits),
         "submissions_per_minute": _count(limits.submissions_per_minute),
         "submissions_burst": _count(limits.submissions_burst),
         "queue_length": _count(limits.queue_length),
         "queue_age": _duration(limits.queue_age_ms) if limits.queue_age_ms else "",
+        "gpu_memory": text(format_bytes(memory_bytes)) if memory_bytes else "",
+        "gpu_seconds_per_day": _count(limits.gpu_seconds_per_day),
+        "money_per_day": money(limits.money_per_day_micros) if limits.money_per_day_micros else "",
     }
 
 

@@ -246,7 +246,9 @@ class _Engine:
             attempt=assigned.attempt,
         )
         self._starts.append(fact)
-        exhausted = at + assigned.cost_ms // len(assigned.slots)
+        attempt = self._projection.state.jobs[assigned.job].last
+        assert attempt is not None
+        exhausted = at + attempt.charged_run_ms
         due = self._starts_due
         self._starts_due = exhausted if due is None else min(due, exhausted)
         end = _End(at + run.job.duration_ms, run.dispatch, index, assigned.attempt)

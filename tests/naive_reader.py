@@ -51,6 +51,7 @@ class NaiveReader:
         self.divided: set[str] = set()
         self.turns: dict[str, list[int]] = {}
         self.factors: dict[str, int] = {}
+        self.thresholds: dict[str, int] = {}
         self.flows: dict[str, defaultdict[str, int]] = {}
         self.pools: dict[str, defaultdict[str, int]] = {}
         self.blocked: set[str] = set()
@@ -124,7 +125,8 @@ class NaiveReader:
     def cost(self, attempt: Body, until: int) -> int:
         report = attempt["report"]
         if not attempt["factor"]:
-            return self.occupancy(attempt, until)
+            numerator, denominator = attempt["rate"]
+            return -(-self.occupancy(attempt, until) * numerator // denominator)
         tokens = (report.get("input_tokens", 0), report.get("output_tokens", 0))
         return tokens[0] + attempt["factor"] * tokens[1] if any(tokens) else int(attempt["cost"])
 
@@ -178,6 +180,9 @@ class NaiveReader:
                 for name, pool in pools.items()
                 if any(slots.get("nominal") for slots in pool.get("class_slots", {}).values())
             }
+            self.thresholds = {
+                name: pool.get("memory_threshold_bytes", 0) for name, pool in pools.items()
+            }
             self.disciplines = {name: pool.get("discipline", "wfq") for name, pool in pools.items()}
         elif kind == "ready":
             self.ready(fact)
@@ -190,6 +195,7 @@ class NaiveReader:
         job: Body = {
             "share": f"{spec['organization']}/{spec['workload_class']}",
             "due": None,
+            "memory": spec.get("gpu_memory_bytes", 0),
             "idempotent": spec.get("idempotent", False),
             "state": "HELD",
             "after": spec.get("after", []),
@@ -401,6 +407,7 @@ class NaiveReader:
             "factor": self.factors.get(job["pool"], 0),
             "report": {},
             "weight": decision["weight"],
+            "rate": self.rate(job),
             "assigned_at": self.now,
             "started_at": None,
             "rc": None,
@@ -412,6 +419,10 @@ class NaiveReader:
         job["attempts"].append(attempt)
         assert decision["attempt"] == len(job["attempts"])
         self.message(decision["slots"][0], decision["message"])
+
+    def rate(self, job: Body) -> tuple[int, int]:
+        threshold = self.thresholds.get(job["pool"], 0)
+        return (job["memory"], threshold) if 0 < threshold < job["memory"] else (1, 1)
 
     def decided_stop(self, decision: Body) -> None:
         job, attempt = self.found(decision)

@@ -17,7 +17,18 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from ledger import artifacts, checkpoint, keys, pieces, policy, rates, state, timings
+from ledger import (
+    artifacts,
+    calibration,
+    checkpoint,
+    daily,
+    keys,
+    pieces,
+    policy,
+    rates,
+    state,
+    timings,
+)
 from ledger import events as e
 from ledger.fair_state import Flow, PoolClock
 from ledger.names import WriterName, keyed_job_id
@@ -62,7 +73,7 @@ CHECKPOINTED: tuple[Body, ...] = (
     checkpoint.Checkpoint, state.State, state.Job, state.Placement, state.Attempt,
     state.ArchivedJob, state.Worker, state.Node, state.NodeHealth, state.FastFailure,
     state.CommandRecord, state.Reservation, Flow, PoolClock,
-    policy.Standing, rates.Window, rates.Reserved,
+    policy.Standing, rates.Window, rates.Reserved, daily.Draw, daily.Use, calibration.Calibration,
 )  # fmt: skip
 
 FACT_PARTS: tuple[Body, ...] = (
@@ -87,6 +98,7 @@ BODIES: dict[Section, Body] = {
             policy.SizeBuckets,
             policy.LongJobs,
             policy.RetryRule,
+            policy.Price,
         )
     },
     **{("Beats", body.__name__): body for body in (e.Beat, e.SlotBeat)},

@@ -107,8 +107,8 @@ class Life:
     def __init__(self, discipline: str) -> None:
         self.pool = policy.Pool(discipline=discipline)
         self.world = World(policy.Policy(pools={"default": self.pool}))
-        self.world.node_up("n1", 2)
-        self.world.node_up("n2", 1)
+        self.world.node_up("n1", 2, gpu_memory_bytes=16)
+        self.world.node_up("n2", 1, gpu_memory_bytes=16)
         self.world.turn()
         self.events: dict[str, Callable[[int], None]] = {
             "submit": self.submit,
@@ -157,6 +157,7 @@ class Life:
             after=self.dependencies(number),
             after_artifacts=(f"artifacts/{number % 3}",) if number % 6 == 5 else (),
             begin_at=self.world.at + 50 * number if number % 8 == 1 else 0,
+            gpu_memory_bytes=(0, 0, 7)[number % 3],
         )
 
     def dependencies(self, number: int) -> tuple[e.Dependency, ...]:
@@ -177,6 +178,7 @@ class Life:
     def apply_policy(self, number: int) -> None:
         api = policy.ApiLimits(tokens_per_minute=90, in_flight=2) if number % 3 == 0 else None
         limits = policy.Limits(slots=number % 3)
+        threshold_bytes = (0, 3)[number % 2]
         self.world.apply_policy(
             policy.Policy(
                 organizations={"a": policy.Organization(limits=limits)},
@@ -187,7 +189,11 @@ class Life:
                     ),
                     "interactive": policy.WorkloadClass(quantum_ms=2_000),
                 },
-                pools={"default": msgspec.structs.replace(self.pool, api=api)},
+                pools={
+                    "default": msgspec.structs.replace(
+                        self.pool, api=api, memory_threshold_bytes=threshold_bytes
+                    )
+                },
             )
         )
 

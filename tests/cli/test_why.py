@@ -116,6 +116,39 @@ def test_as_of_an_earlier_time_it_is_as_it_was_then(
     assert gpuq("why", "o2", "--at", "tomorrow").rc == 64
 
 
+def test_a_limit_a_day_is_named_with_what_counts_and_when_there_is_room(
+    gpuq: Gpuq, fleet: Fleet
+) -> None:
+    """100 GPU-s a day, of which a run of 90 s used 90: 20 more have room when these have ceased
+    to count, at the first full hour that is a day or more from now."""
+    limits = Limits(gpu_seconds_per_day=100)
+    policy = Policy(flows={FlowId("o/batch/default"): FlowAgreement(limits=limits)})
+    fleet.report("cli-admin", e.PolicyApplied(at=fleet.store.clock_ms(), policy=policy))
+    fleet.ready("n1-gpu0", gpu="T4", memory_bytes=16)
+    fleet.post()
+    used, waits = (
+        gpuq("submit", "--org", "o", "-t", limit, "-q", "--", "true").ids[0]
+        for limit in ("1m40s", "20s")
+    )
+    fleet.post()
+    fleet.start(used)
+    fleet.finish(used, 0, ran_ms=90_000)
+    fleet.post()
+    reason = (
+        "flow o/batch/default counts 90 of at most 100 GPU-seconds a day, used or reserved; "
+        "it needs 20"
+    )
+    out = gpuq("why", waits).out
+    assert reason in " ".join(out.split("\n\n")[0].split())
+    assert re.fullmatch(
+        re.escape(reason) + r" \| room at the latest at \S+ \S+ \(in (1d|24h|25h).*\)",
+        lines(out)["day"],
+    )
+    day = gpuq("why", waits, "--json").json["standing"]["day"]
+    assert (day["limit"], day["reason"]) == ("flow o/batch/default", reason)
+    assert re.fullmatch(r"\S+T\d\d:00:00(\.000)?Z", day["eases_at"])
+
+
 def test_a_limit_is_named_with_the_time_since_which_it_holds(gpuq: Gpuq, fleet: Fleet) -> None:
     flows = {FlowId("o/batch/default"): FlowAgreement(limits=Limits(slots=1))}
     applied = e.PolicyApplied(policy=Policy(flows=flows), at=fleet.store.clock_ms())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from ledger import events as e
+from ledger.daily import Use
+from ledger.estimates import may_use
 from ledger.events import AttemptRef, JobState, Liveness
-from ledger.names import FlowId, JobId, WorkerName
+from ledger.names import FlowId, JobId, WorkerName, flow_parts
 from ledger.policy import ClassSlots, Limits, Pool, WorkloadClass
 from ledger.projection import Projection
-from ledger.state import Job, Phase, State, Worker
+from ledger.state import Attempt, Job, Phase, State, Worker
+from ledger.timings import DAY_MS
+from tests.scheduling.days import GpuDays
 from tests.world import World
 
 Bank = tuple[str, str, int, str]
@@ -18,7 +23,7 @@ Bank = tuple[str, str, int, str]
 class History:
     """Checks a world page by page; remembers what may not be taken back."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, day_ms: int = DAY_MS) -> None:
         self.world = world
         self.submitted: set[JobId] = set()
         self.retried: set[JobId] = set()
@@ -26,6 +31,7 @@ class History:
         self._final: dict[JobId, JobState] = {}
         self._virtual_times: dict[str, int] = {}
         self._numbers: Counter[WorkerName] = Counter()
+        self._days = GpuDays(day_ms)
 
     def check(self) -> None:
         state = self.world.state
@@ -38,6 +44,7 @@ class History:
         for pool in state.pools:
             check_no_slot_is_left_idle(state, pool)
         check_blocked_flows(state)
+        self._days.note(self.world.pages[-1], state)
         self._check_limits(state)
         self._check_own_order(state)
 
@@ -102,6 +109,15 @@ class History:
                 job = state.jobs[decision.job]
                 assert not own_limits_broken(state, job, more=0), job.id
                 assert not pool_limits_broken(state, job, more=0), job.id
+                if self._days.gpus(decision):
+                    self._check_days(state, job)
+
+    def _check_days(self, state: State, job: Job) -> None:
+        """What was used within a day, and what was promised to what runs, keep the limit."""
+        for scope, limits in state.policy.limits_of(job.placed.flow):
+            if limits.gpu_seconds_per_day:
+                used_ms = self._days.used_ms(scope, state.at)
+                assert used_ms <= 1_000 * limits.gpu_seconds_per_day, (job.id, scope)
 
     def _check_jobs(self, state: State) -> None:
         assert state.jobs.keys() | state.archive.keys() == self.submitted
@@ -308,7 +324,57 @@ def own_limits_broken(state: State, job: Job, *, more: int) -> bool:
             return True
         if agreed.limits.slots_percent and here > share(state, spec.pool, agreed.limits):
             return True
+        own_pool = {"pool": spec.pool} if of_one_pool else {}
+        if amounts_broken(state, job, agreed.limits, {**whose, **own_pool}, more=more):
+            return True
     return shares_broken(state, job, more=more)
+
+
+Whose = dict[str, str]
+"""Organization, class and pool, as far as they matter."""
+
+
+def is_of(flow: FlowId, whose: Whose) -> bool:
+    names = zip(("organization", "workload_class", "pool"), flow_parts(flow), strict=True)
+    return whose.items() <= dict(names).items()
+
+
+def amounts_broken(state: State, job: Job, limits: Limits, whose: Whose, *, more: int) -> bool:
+    """Whether those have too much GPU memory, or of what a day allows, that the job needs too."""
+    spec = job.placed
+    memory_bytes = more * spec.slots * spec.gpu_memory_bytes
+    needs = may_use(state, spec, spec.slots if has_gpus(state, spec.pool) else 0)
+    total = needs if more else Use()
+    if not more:
+        assert job.last is not None
+        needs = job.last.draw.reserved
+    for attempt_job, attempt in running(state):
+        if is_of(attempt_job.placed.flow, whose):
+            memory_bytes += len(attempt.slots) * attempt_job.spec.gpu_memory_bytes
+            total = total.plus(attempt.draw.reserved.beyond(attempt.draw.booked))
+    for flows in state.used_by_hour.values():
+        for flow, used in flows.items():
+            total = total.plus(used) if is_of(flow, whose) else total
+    most_ms, most_micros = 1_000 * limits.gpu_seconds_per_day, limits.money_per_day_micros
+    return (
+        (bool(spec.gpu_memory_bytes) and 0 < limits.gpu_memory_bytes < memory_bytes)
+        or (bool(needs.gpu_ms) and 0 < most_ms < total.gpu_ms)
+        or (bool(needs.money_micros) and 0 < most_micros < total.money_micros)
+    )
+
+
+def running(state: State) -> Iterator[tuple[Job, Attempt]]:
+    """What holds slots that somebody else could have."""
+    for job in state.jobs.values():
+        for attempt in job.attempts:
+            if attempt.phase not in (Phase.LOST, Phase.ENDED):
+                yield job, attempt
+
+
+def has_gpus(state: State, pool: str) -> bool:
+    return any(
+        w.pool == pool and w.slot.kind == "gpu" and serves(state, w) for w in state.workers.values()
+    )
 
 
 def share(state: State, pool: str, limits: Limits) -> int:
@@ -455,6 +521,8 @@ def pool_limits_broken(state: State, job: Job, *, more: int) -> bool:
     if pool.limits.slots and used > pool.limits.slots:
         return True
     if pool.limits.slots_percent and used > share(state, spec.pool, pool.limits):
+        return True
+    if amounts_broken(state, job, pool.limits, {"pool": spec.pool}, more=more):
         return True
     if pool.api is None:
         return False

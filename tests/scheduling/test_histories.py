@@ -32,6 +32,7 @@ from ledger.policy import (
     Organization,
     Policy,
     Pool,
+    Price,
     WorkloadClass,
 )
 from ledger.projection import Projection
@@ -54,9 +55,13 @@ SLOTS = {
 }
 """n3 is in a pool of its own where a policy says so."""
 
+DAY_MS = 20_000
+
 SMALL = {
     "ledger.transitions.RECENT_ENDED_MAX": 4,
     "ledger.transitions.RECENT_STEMS_MAX": 3,
+    "ledger.daily.DAY_MS": DAY_MS,
+    "ledger.daily.HOUR_MS": 2_000,
     "ledger.health.COMMANDS_MAX": 3,
     "ledger.health.NODES_MAX": 2,
     "ledger.health.ROW": 2,
@@ -73,6 +78,9 @@ limits = st.builds(
     submissions_per_minute=st.sampled_from([0, 0, 0, 6]),
     queue_length=st.sampled_from([0, 0, 0, 3]),
     queue_age_ms=st.sampled_from([0, 0, 3_000]),
+    gpu_memory_bytes=st.sampled_from([0, 0, 0, 30]),
+    gpu_seconds_per_day=st.sampled_from([0, 0, 0, 5, 12]),
+    money_per_day_micros=st.sampled_from([0, 0, 0, 150]),
 )
 class_slots = st.builds(
     ClassSlots,
@@ -101,7 +109,7 @@ class Histories(RuleBasedStateMachine):
         for name, value in SMALL.items():
             self.patches.enter_context(patch(name, value))
         self.world = World()
-        self.history = History(self.world)
+        self.history = History(self.world, DAY_MS)
         self.processes = Processes(self.world)
         self.reader = self.world.fold()
         self.late_reader, self.second = restored(self.world.state)
@@ -183,6 +191,7 @@ class Histories(RuleBasedStateMachine):
         gpu_type=st.sampled_from(["", "", "", "H100"]),
         exclude=st.sampled_from([(), (), ("n1",), ("n2", "n9"), ("n3", "n1")]),
         priority=st.sampled_from([0, 0, 0, 5, -100, 100]),
+        gpu_memory_bytes=st.sampled_from([0, 0, 10, 20]),
         estimate_ms=st.integers(0, 4_000),
         time_limit_ms=st.sampled_from([0, 500, 3_000]),
         idempotent=st.booleans(),
@@ -251,6 +260,8 @@ class Histories(RuleBasedStateMachine):
         discipline=st.sampled_from(DISCIPLINES),
         share=st.sampled_from(SHARES),
         api=st.sampled_from([None, None, ApiLimits(tokens_per_minute=100, in_flight=2)]),
+        price=st.sampled_from([Price(), Price(request_micros=10, input_micros=1_000)]),
+        threshold_bytes=st.sampled_from([0, 7]),
         of_pool=limits,
         of_organization=limits,
         of_class=limits,
@@ -264,6 +275,8 @@ class Histories(RuleBasedStateMachine):
         discipline: str,
         share: str,
         api: ApiLimits | None,
+        price: Price,
+        threshold_bytes: int,
         of_pool: Limits,
         of_organization: Limits,
         of_class: Limits,
@@ -272,7 +285,15 @@ class Histories(RuleBasedStateMachine):
         strict: bool,
         demote: bool,
     ) -> None:
-        pool = Pool(discipline=discipline, share=share, limits=of_pool, api=api, class_slots=shares)
+        pool = Pool(
+            discipline=discipline,
+            share=share,
+            limits=of_pool,
+            class_slots=shares,
+            api=api,
+            price=price,
+            memory_threshold_bytes=threshold_bytes,
+        )
         interactive = WorkloadClass(
             strict=strict,
             allow=(AllowRule(organizations=("a", "b")),),
@@ -330,11 +351,14 @@ class Histories(RuleBasedStateMachine):
         index=indexes,
         outcome=st.sampled_from(["exited", "exited", "timeout", "oom", "exclusive"]),
         rc=st.sampled_from([0, 0, 1]),
+        tokens=st.sampled_from([0, 1, 500]),
     )
-    def a_job_ends(self, index: int, outcome: str, rc: int) -> None:
+    def a_job_ends(self, index: int, outcome: str, rc: int, tokens: int = 0) -> None:
         running = [p for p in self.processes.workers.values() if p.running is not None]
         if running:
-            self.processes.end(running[index % len(running)], outcome=outcome, rc=rc)
+            report = e.Report(input_tokens=tokens) if tokens else None
+            process = running[index % len(running)]
+            self.processes.end(process, outcome=outcome, rc=rc, report=report)
 
     @rule(index=indexes, forgets=st.booleans())
     def a_worker_starts_again(self, index: int, forgets: bool) -> None:

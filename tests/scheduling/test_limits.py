@@ -153,6 +153,28 @@ def test_a_limit_in_all_pools_eases_in_all_pools() -> None:
     assert made.job(second).state is JobState.ASSIGNED
 
 
+def test_a_flow_of_which_several_limits_hold_jobs_is_freed_by_each() -> None:
+    """Class 3 of 3, ``a`` 1 of 2 slots: its job of 2 slots waits for ``a``, its next for the class.
+
+    When ``b`` ends a job, the class has room for 1: ``a`` is held no more, that very page.
+    """
+    policy = Policy(
+        organizations=OF_A[0].organizations,
+        classes={"batch": WorkloadClass(limits=Limits(slots=3))},
+        pools=POOL,
+    )
+    made = world(policy, slots=5)
+    for organization in "abb":
+        made.submit(organization, estimate_ms=60_000)
+    made.turn()
+    made.submit("a", slots=2)
+    made.submit("a")
+    made.turn()
+    assert made.state.flows[FlowId("a/batch/default")].limit == "organization a"
+    end(made, made.assigned()[1])
+    assert made.state.flows[FlowId("a/batch/default")].limit == ""
+
+
 def test_a_share_of_the_pool_grows_with_the_pool() -> None:
     """Half of 2 slots is 1; half of 4 is 2."""
     made = world(OF_A[2], slots=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -23,6 +24,7 @@ from ledger.policy import (
     Organization,
     Policy,
     Pool,
+    Price,
     RetryRule,
     SizeBuckets,
     WorkloadClass,
@@ -202,6 +204,7 @@ def test_a_provider_is_a_service_also_without_limits() -> None:
 
 
 WEIGHT = "expected a number from 0.001 to 1000000 with at most three decimals, not"
+MONEY = "expected a number from 0.000001 to 1000000000 with at most six decimals, not"
 COUNT = "expected a whole number from 1 to 1000000000"
 ORG = "[organizations.a]\n"
 TIME = "expected a time such as 90s, 10m, 2h or 1d, not"
@@ -276,8 +279,20 @@ TIME = "expected a time such as 90s, 10m, 2h or 1d, not"
         (ORG + "limits = {submissions_burst = 3}", ":2: organizations.a.limits.submissions_burst: "
          "expected 'submissions_per_minute' beside it"),
         (ORG + "limits = {queue_lenght = 3}", ":2: organizations.a.limits.queue_lenght: expected "
-         "one of slots, submissions_per_minute, submissions_burst, queue_length, queue_age; "
-         "did you mean 'queue_length'?"),
+         "one of slots, submissions_per_minute, submissions_burst, queue_length, queue_age, "
+         "gpu_memory, gpu_seconds_per_day, money_per_day; did you mean 'queue_length'?"),
+        (ORG + "limits = {gpu_memory = '40'}", ":2: organizations.a.limits.gpu_memory: expected a "
+         "size such as 40G, 40GB or 40GiB, not '40'"),
+        (ORG + "limits = {gpu_seconds_per_day = '2h'}", ":2: organizations.a.limits."
+         f"gpu_seconds_per_day: {COUNT}, not '2h'"),
+        (ORG + "limits = {money_per_day = 0.0000001}", ":2: organizations.a.limits.money_per_day: "
+         f"{MONEY} 1E-7"),
+        (ORG + "limits = {money_per_day = 0}", ":2: organizations.a.limits.money_per_day: "
+         f"{MONEY} 0"),
+        ("[pools.x]\nprice = {request = 1}", ":2: pools.x.price: expected 'api' beside it: what "
+         "has a price is a call of a service"),
+        ("[pools.x]\napi = {}\nprice = {tokens = 1}", ":3: pools.x.price.tokens: expected one of "
+         "request, input_1000_tokens, output_1000_tokens"),
         ("[pools.x]\ndiscipline = 'lifo'", ":2: pools.x.discipline: expected one of wfq, sfq, "
          "fifo, strict, not 'lifo'; did you mean 'fifo'?"),
         ("[pools.x]\nworkers = 'n1'", ":2: pools.x.workers: expected a list of names, or patterns "
@@ -481,6 +496,10 @@ OWN_CLASS = "nightly-2"
 class_names = st.sampled_from([*CLASSES, OWN_CLASS])
 weights = st.integers(1, 1_000_000_000)
 counts = st.integers(0, 1_000_000_000)
+sizes = st.just(0) | st.builds(
+    operator.mul, st.integers(1, 999), st.sampled_from([1_000, 1 << 20, 10**9, 1 << 40])
+)
+amounts = st.integers(0, 10**15)
 ages_ms = st.integers(0, 3_650 * 86_400).map(lambda seconds: 1_000 * seconds)
 printable = st.characters(exclude_categories=("C", "Z"))
 submitters = st.text(printable, min_size=1, max_size=20)
@@ -495,6 +514,8 @@ def several(values: st.SearchStrategy) -> st.SearchStrategy:
 limits = st.builds(
     Limits, slots=counts, slots_percent=st.integers(0, 100), submissions_per_minute=counts,
     submissions_burst=counts, queue_length=counts, queue_age_ms=ages_ms,
+    gpu_memory_bytes=sizes,
+    gpu_seconds_per_day=counts, money_per_day_micros=amounts,
 ).filter(lambda limits: limits.submissions_per_minute or not limits.submissions_burst)  # fmt: skip
 organizations = st.builds(
     Organization, weight=weights, owner=st.just("") | lines, members=several(submitters),
@@ -528,8 +549,10 @@ pools = st.builds(
         ApiLimits, requests_per_minute=counts, tokens_per_minute=counts, in_flight=counts,
         output_factor=st.integers(1, 1_000),
     ),
+    memory_threshold_bytes=sizes,
+    price=st.builds(Price, request_micros=amounts, input_micros=amounts, output_micros=amounts),
     retry=st.builds(RetryRule, attempts_max=counts, budget_percent=st.integers(0, 1_000)),
-)  # fmt: skip
+).filter(lambda pool: pool.api is not None or pool.price == Price())  # fmt: skip
 flows = st.tuples(names, class_names, names).map(lambda parts: FlowId("/".join(parts)))
 
 

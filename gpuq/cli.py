@@ -31,7 +31,7 @@ from gpuq import (
     why,
 )
 from gpuq import (
-    submission as submit,
+    submission,
 )
 from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags
@@ -126,9 +126,9 @@ def _add(
 
 
 _add(
-    submit.submit,
+    submission.submit,
     "submit",
-    cls=submit.SubmitCommand,
+    cls=submission.SubmitCommand,
     short="Submit script files, or a command.",
     examples=[
         "gpuq submit train.sh eval.sh",

@@ -28,10 +28,8 @@ from gpuq import (
     policy,
     run,
     status,
-    why,
-)
-from gpuq import (
     submission,
+    why,
 )
 from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags

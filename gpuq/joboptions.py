@@ -86,7 +86,7 @@ def _read_priority(text: str) -> int:
     except ValueError:
         priority = PRIORITY_MAX + 1
     if abs(priority) > PRIORITY_MAX:
-        raise RequestError(f"{text!r} is no priority: say -{PRIORITY_MAX} to {PRIORITY_MAX}")
+        raise RequestError(f"a priority is between -{PRIORITY_MAX} and {PRIORITY_MAX}, not {text}")
     return priority
 
 

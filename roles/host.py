@@ -206,15 +206,24 @@ class LocalHost:
 
     def runs(self, name: str) -> bool:
         child, in_window = self._children.get(name), self._in_windows.get(name)
+        served = self._served_by(name)
         return (
             (child is not None and child.poll() is None)
             or (in_window is not None and is_alive(in_window))
-            or all(is_locked(self._lock_of(worker)) for worker in self._served_by(name))
+            or any(map(is_alive, self._processes_of(name)))
+            # One that has just been started has not yet said which process it is.
+            or (len(served) == 1 and is_locked(self._lock_of(served[0])))
         )
 
     def _served_by(self, name: str) -> Sequence[str]:
         """Of a process, who holds a lock: its workers, or the dispatcher itself."""
         return self._workers.get(name, [name])
+
+    def _processes_of(self, name: str) -> list[Identity]:
+        """Those that said last that they serve these workers, whoever started them; each once."""
+        statuses = [self.status(worker) for worker in self._served_by(name)]
+        processes = [status.process for status in statuses if status and status.process]
+        return list(dict.fromkeys(processes))
 
     def ended(self, name: str) -> int | str | None:
         if name in self._in_windows:
@@ -245,16 +254,9 @@ class LocalHost:
         if in_window is not None:
             signal_process(in_window, signum)
         known = {child.pid if child is not None else 0, in_window.pid if in_window else 0}
-        for process in self._lock_holders(name):
+        for process in self._processes_of(name):
             if process.pid not in known:  # a former supervisor started it
                 signal_process(process, signum)
-
-    def _lock_holders(self, name: str) -> list[Identity]:
-        """As they say themselves; each once."""
-        locked = [w for w in self._served_by(name) if is_locked(self._lock_of(w))]
-        statuses = [self.status(worker) for worker in locked]
-        processes = [status.process for status in statuses if status and status.process]
-        return list(dict.fromkeys(processes))
 
     def dismiss(self, worker: WorkerName) -> None:
         status = self.status(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from roles.locks import FileLock
 from roles.status import read_status
 from tests.e2e.cluster import Cluster, Place
 from tests.e2e.conftest import StartCluster
+from tests.waiting import wait_until
 
 TIME_SCALE = 10
 END_S = 90
@@ -95,3 +97,36 @@ def test_slots_that_are_added_do_not_wait_for_the_jobs_of_the_others(cluster: Cl
     assert cluster.runs_of(first) == [(1, "begin"), (1, "end")]
     cluster.drain()
     cluster.verified()
+
+
+def test_a_drain_waits_for_all_slots_of_a_process_that_it_did_not_start(cluster: Cluster) -> None:
+    """One slot retires at once and gives up its lock, while the job of the other goes on."""
+    cluster.serve("n1", 2)
+    long = cluster.script("long.sh", cluster.gate("end"), rc=5)
+    (job,) = cluster.submit("--worker", WORKERS[0], long)
+    cluster.wait_for_state(job, JobState.RUNNING)
+    (pid,) = pids(cluster)
+    former = cluster._supervisors.pop("n1")
+    former.kill()
+    former.wait()
+    log = cluster.folder / "n1.log"
+    said = log.read_text().count("serves pool")
+    cluster.start_node("n1", 2)
+    cluster.wait_until(
+        lambda: log.read_text().count("serves pool") > said,
+        deadline_s=END_S,
+        what="another supervisor is there",
+    )
+    supervisor = cluster._supervisors.pop("n1")
+    supervisor.send_signal(signal.SIGINT)
+    wait_until(
+        lambda: bool(cluster.state().workers[WORKERS[1]].retired),
+        deadline_s=END_S,
+        what="the slot without a job has retired",
+    )
+    assert pids(cluster) == {pid}
+    assert supervisor.poll() is None
+    cluster.open_gate("end")
+    assert supervisor.wait(END_S) == 0
+    assert [attempt.rc for attempt in cluster.job(job).attempts] == [5]
+    assert not list(cluster.processes())

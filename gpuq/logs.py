@@ -36,7 +36,7 @@ NO_RC = 77
 INTERRUPTED = 130
 
 _RC_LINE = re.compile(rb"rc=(\d+)\n?\Z")
-_ATTEMPT = re.compile(r"logs/[a-z2-7]{8}\.(\d+)[./]")
+_ATTEMPT = re.compile(r"logs/[a-z2-7]{8}(?:_\d+)?\.(\d+)[./]")
 
 
 def logs(

@@ -12,13 +12,13 @@ from typing import assert_never
 from ledger import events as e
 from ledger.events import AttemptRef, JobState
 from ledger.fair_state import charge
+from ledger.members import Members
 from ledger.names import JobId, Seq, WorkerName
 from ledger.policy import Standing
 from ledger.state import Attempt, Job, NodeHealth, Phase, Reservation
-from ledger.transitions import Transitions
 
 
-class Decided(Transitions):
+class Decided(Members):
     """The moves that decisions make."""
 
     def apply_decision(self, decision: e.AnyDecision) -> None:
@@ -82,7 +82,8 @@ class Decided(Transitions):
 
     def _assign(self, decision: e.AttemptAssigned) -> None:
         state = self.state
-        job = state.jobs[decision.job]
+        job = self.named(decision.job)
+        assert job is not None, decision
         flow = self.flow_of(job)
         self.fair.dispatch(
             flow,
@@ -121,6 +122,7 @@ class Decided(Transitions):
         if node.health.probing and node.health.probe is None:
             self.probe(node.name, AttemptRef(job.id, attempt.number))
         self.touch(job)
+        self.follow(job)
 
     def _stop(self, decision: e.StopOrdered) -> None:
         state = self.state

@@ -82,6 +82,17 @@ LEAD_SIGNALS = {
 """What may be sent to a job before its time limit, with the numbers of Linux."""
 
 
+class ArraySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Many runs of one job, told apart by an index."""
+
+    ranges: tuple[tuple[int, int, int], ...]
+    """First index, last index and step of each; all indices grow."""
+    at_once: int = 0
+    """How many may be underway at the same time; 0: any number."""
+    sweep: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Names and their values; index 0, 1, ... are the combinations, in order."""
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a user asked for. Empty strings and zeros mean "not asked for"."""
 
@@ -129,6 +140,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_output_tokens: int = 0
     resumable: bool = False
     """It saves at TERM, exits with 75 and goes on where it was in its next attempt."""
+    array: ArraySpec | None = None
+    """It stands for so many members, each a job of its own once it begins."""
 
     @property
     def flow(self) -> FlowId:
@@ -158,6 +171,10 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_def
 
 class Submitted(Fact, frozen=True, tag="submit"):
     job: JobSpec
+
+
+class ArraySubmitted(Submitted, frozen=True, tag="submit_array"):
+    """A submit whose job has an ``array``; a reader that knows no arrays must not take it."""
 
 
 class CancelRequested(Fact, frozen=True, tag="cancel"):
@@ -314,6 +331,7 @@ class WorkerRetired(WorkerFact, frozen=True, tag="retire"):
 
 AnyFact = (
     Submitted
+    | ArraySubmitted
     | CancelRequested
     | HoldRequested
     | ReleaseRequested

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ledger.arrays import index_at, member_id
 from ledger.events import (
     AnyMessage,
     AttemptRef,
@@ -92,6 +93,29 @@ class Attempt(msgspec.Struct, kw_only=True):
         return self.slots[0]
 
 
+class Array(msgspec.Struct, kw_only=True):
+    """How far the members of an array have come. Positions count its indices from 0."""
+
+    first_arrival: int
+    """Of the member at position 0; the others follow in order."""
+    left: int
+    """Members that are no jobs of their own yet."""
+    next: int = 0
+    """Position of the first of them."""
+    taken: list[int] = []
+    """Positions behind it that are jobs of their own already, in order."""
+    open: dict[int, bool] = {}
+    """Indices of members that are jobs and have not ended; whether it was ever assigned."""
+    begun: int = 0
+    """How many of those were: that is what the array's own limit counts."""
+    ended: dict[JobState, int] = {}
+    """Members that ended, by their state."""
+    suspended: bool = False
+    """It waits, but its own limit keeps it out of its flow's queue."""
+    closed: JobState | None = None
+    """How those ended that are left: none of them will begin."""
+
+
 class Placement(msgspec.Struct, frozen=True):
     """Where a job may run: its pool, and the worker to which it is pinned (empty: any)."""
 
@@ -123,10 +147,32 @@ class Job(msgspec.Struct, kw_only=True):
     ended_at: int | None = None
     conflicting_submits: int = 0
     """Submits under the same key with another body; they were rejected."""
+    array: Array | None = None
+    """Of an array: its members."""
+    counted: JobState | None = None
+    """Of a member that ended: the state under which its array counts it."""
 
     @property
     def id(self) -> JobId:
         return self.spec.id
+
+    @property
+    def next_id(self) -> JobId:
+        """Of the job that a dispatch of this one starts: itself, or an array's next member."""
+        if self.array is None or self.spec.array is None:
+            return self.id
+        return member_id(self.id, index_at(self.spec.array, self.array.next))
+
+    @property
+    def waiting(self) -> int:
+        """For how many jobs it stands in a queue."""
+        return 1 if self.array is None else self.array.left
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether it stands in the queue of its flow."""
+        suspended = self.array is not None and self.array.suspended
+        return self.state is JobState.PENDING and not suspended
 
     @property
     def placed(self) -> JobSpec:

@@ -115,17 +115,25 @@ class Transitions:
 
     # -- jobs
 
+    def join(self, job: Job, *, resumed: bool = False) -> None:
+        """The job, or all that is left of an array, enters its flow's queue."""
+        self.fair.join(self.flow_of(job), job.waiting, resumed=resumed)
+
+    def leave(self, job: Job) -> None:
+        """It leaves that queue again, undispatched."""
+        self.fair.leave(self.flow_of(job), job.waiting, suspended=not job.is_offered)
+
     def queue(self, job: Job, *, resumed: bool = False) -> None:
         """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""
         job.state = JobState.PENDING
         job.reason, job.wakes_at = "", 0
-        self.fair.join(self.flow_of(job), resumed=resumed)
+        self.join(job, resumed=resumed)
         self.touch(job)
 
     def unqueue(self, job: Job, state: JobState) -> None:
         """Take a queued job out, into ``state``."""
         if job.state is JobState.PENDING:
-            self.fair.leave(self.flow_of(job))
+            self.leave(job)
         job.state = state
         self.touch(job)
 
@@ -196,9 +204,9 @@ class Transitions:
     def move(self, job: Job, place: Placement) -> None:
         """Have an unstarted job wait elsewhere; one that is assigned is taken back first."""
         if job.state is JobState.PENDING and place.pool != job.placed.pool:
-            self.fair.leave(self.flow_of(job))
+            self.leave(job)
             job.moved = place
-            self.fair.join(self.flow_of(job))
+            self.join(job)
         elif job.state.queued or self._is_assigned_to(job, place):
             job.moved, job.moving = place, None
         elif job.state is JobState.ASSIGNED:
@@ -223,9 +231,9 @@ class Transitions:
     def admit(self, job: Job, standing: Standing) -> None:
         """Have a queued job wait as somebody else than it said."""
         if job.state is JobState.PENDING:
-            self.fair.leave(self.flow_of(job))
+            self.leave(job)
             job.standing = standing
-            self.fair.join(self.flow_of(job))
+            self.join(job)
         else:
             job.standing = standing
         self.touch(job)

@@ -7,6 +7,7 @@ reported yet may still get them.
 
 from __future__ import annotations
 
+from ledger import arrays
 from ledger.events import LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
 from ledger.names import JOB_ID, NAME, flow_id
 from ledger.policy import ApiLimits, Refusal, Standing
@@ -97,6 +98,8 @@ def _malformed(spec: JobSpec) -> str:
     for what, name in (("an organization", spec.organization), ("a pool", spec.pool)):
         if not NAME.fullmatch(name):
             return f"{name!r} is not the name of {what}"
+    if spec.array is not None and (wrong := arrays.malformed(spec.array)):
+        return wrong
     if spec.slots < 1:
         return f"a job needs at least one slot, not {spec.slots}"
     sizes = (spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes)
@@ -109,9 +112,9 @@ def _malformed(spec: JobSpec) -> str:
         return "no job runs for longer than ten years"
     if spec.signal and spec.signal not in LEAD_SIGNALS:
         return f"no signal {spec.signal!r}; signals are {', '.join(LEAD_SIGNALS)}"
-    wrong = [rule for rule in spec.retry_on if not is_retry_rule(rule)]
-    if wrong:
-        return f"cannot retry on {wrong[0]!r}; one of {RETRY_WORDS}"
+    rules = [rule for rule in spec.retry_on if not is_retry_rule(rule)]
+    if rules:
+        return f"cannot retry on {rules[0]!r}; one of {RETRY_WORDS}"
     return ""
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from ledger import events as e
-from ledger.events import JobState
 from ledger.fair_state import Flow, charge
 from ledger.names import FlowId, WorkerName
 from ledger.projection import Projection
@@ -214,7 +213,7 @@ class Dispatch:
         tags = projection.fair.tags(projection.flow_of(job), cost_ms, self._state.policy)
         emit(
             e.AttemptAssigned(
-                job=job.id,
+                job=job.next_id,
                 attempt=len(job.attempts) + 1,
                 slots=slots,
                 message=self._state.workers[slots[0]].next_message,
@@ -235,7 +234,7 @@ class Dispatch:
         job = self._state.jobs.get(reservation.job)
         keeps = (
             job is not None
-            and job.state is JobState.PENDING
+            and job.is_offered
             and job.placed.pool == pool
             and self._state.policy.discipline(pool) != "fifo"
             and not self._is_held(job)

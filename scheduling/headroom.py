@@ -175,4 +175,4 @@ def _count(job: Job) -> _Counted | None:
     if not running and not waiting:
         return None
     slots = sum(len(attempt.slots) for attempt in running)
-    return _Counted(job.placed.flow, slots, len(running), int(waiting))
+    return _Counted(job.placed.flow, slots, len(running), job.waiting if waiting else 0)

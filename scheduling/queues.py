@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedList
 
-from ledger.events import JobState
 from ledger.names import FlowId, JobId
 from ledger.projection import Projection
 from ledger.state import Job
@@ -55,7 +54,7 @@ class Queues:
         """
         before = self._where.pop(job.id, None)
         now = None
-        if job.state is JobState.PENDING:
+        if job.is_offered:
             spec = job.placed
             now = self._where[job.id] = (spec.flow, Shape.of(spec), Waiting.of(job))
         if now == before:

@@ -43,7 +43,7 @@ def retry_of(projection: Projection, job: Job, at: int) -> e.JobRetried | None:
     last = job.last
     if last is None or job.cancel is not None or not _is_wanted(job.spec, job.state, last):
         return None
-    ended = sum(1 for attempt in job.attempts if attempt.ran)
+    ended = max(1, sum(1 for attempt in job.attempts if attempt.ran))
     spec, state = job.placed, projection.state
     rule = state.policy.pool(spec.pool).retry
     most = 1 + spec.retries

@@ -11,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import defaultdict
-from typing import Any
 
-SCALE = 1_000_000
+from tests.naive_fair import Body, NaiveFair, zeros
+
 REQUEUES_MAX = 5
 ASSIGNED, REVOKING, STARTED, STOPPING, LOST, ENDED = range(6)
 QUEUED = ("PENDING", "HELD")
@@ -26,17 +25,12 @@ OUTCOMES = {
     "exclusive": "NODE_FAIL",
 }
 
-Body = dict[str, Any]
 
-
-def zeros() -> defaultdict[str, int]:
-    return defaultdict(int)
-
-
-class NaiveReader:
+class NaiveReader(NaiveFair):
     """Feed it the bytes of page 0, 1, 2, ...; AssertionError where it must stop."""
 
     def __init__(self, ledger: str) -> None:
+        super().__init__()
         self.ledger = ledger
         self.seq, self.sha256, self.now = -1, "", 0
         self.leader: tuple[int, str] = (0, "")
@@ -46,11 +40,7 @@ class NaiveReader:
         self.kept_cancels: dict[str, Body] = {}
         self.workers: dict[str, Body] = {}
         self.nodes: dict[str, Body] = {}
-        self.disciplines: dict[str, str] = {}
         self.factors: dict[str, int] = {}
-        self.flows: dict[str, defaultdict[str, int]] = {}
-        self.pools: dict[str, defaultdict[str, int]] = {}
-        self.blocked: set[str] = set()
 
     def read(self, body: bytes) -> None:
         page = json.loads(body)
@@ -88,9 +78,62 @@ class NaiveReader:
         job["state"] = state
 
     def end(self, job: Body, state: str) -> None:
+        if job["left"] is not None:
+            if job["state"] in OPEN and not job["closed"]:
+                job["closed"] = state
+                self.leave_for(job, "RUNNING")
+                self.regulate(job)
+            return
         if job["state"] in OPEN:
             self.leave_for(job, state)
             job["due"] = None
+        self.follow(job)
+
+    def reopen(self, job: Body, state: str) -> None:
+        self.leave_for(job, state)
+        self.follow(job)
+
+    # --- arrays and their members
+
+    def named(self, name: str) -> Body | None:
+        return self.jobs.get(name) or self.split(name)
+
+    def whole_of(self, name: str) -> Body | None:
+        is_member = re.fullmatch("[a-z2-7]{8}_(0|[1-9][0-9]{0,8})", name)
+        whole = self.jobs.get(name[:8]) if is_member else None
+        return whole if whole is not None and whole["left"] is not None else None
+
+    def split(self, name: str) -> Body | None:
+        whole = self.whole_of(name)
+        if whole is None or whole["state"] not in QUEUED or int(name[9:]) not in whole["left"]:
+            return None
+        job = {**whole, "id": name, "attempts": [], "left": None, "suspended": False}
+        self.jobs[name] = job
+        if whole["suspended"]:
+            self.enter(job, 1, resumed=False)
+        whole["left"].remove(int(name[9:]))
+        self.follow(job)
+        return job
+
+    def follow(self, job: Body) -> None:
+        whole = self.whole_of(job["id"])
+        if whole is not None:
+            whole["members"][int(job["id"][9:])] = job
+            self.regulate(whole)
+
+    def regulate(self, whole: Body) -> None:
+        states = {job["state"] for job in whole["members"].values()}
+        if whole["state"] in QUEUED and not whole["left"]:
+            self.leave_for(whole, "RUNNING")
+        if whole["state"] == "PENDING":
+            self.keep_limit(whole)
+        over = not states & set(OPEN) and (whole["closed"] or not whole["left"])
+        if over and whole["state"] in OPEN:
+            others = states - {"COMPLETED"}
+            worst = "CANCELLED" if others == {"CANCELLED"} else "FAILED"
+            whole["state"] = whole["closed"] or (worst if others else "COMPLETED")
+        elif not over and whole["state"] not in OPEN:
+            whole["state"] = "RUNNING"
 
     # --- moves of attempts
 
@@ -136,12 +179,12 @@ class NaiveReader:
     def fact(self, fact: Body) -> None:
         self.writers[fact["writer"]] = max(self.writers[fact["writer"]], fact["n"] + 1)
         kind = fact["kind"]
-        if kind == "submit":
+        if kind in ("submit", "submit_array"):
             self.submit(fact["job"])
         elif kind == "cancel":
             self.cancel(fact)
         elif kind in ("hold", "release"):
-            job = self.jobs.get(fact["job"])
+            job = self.named(fact["job"])
             if job and kind == "hold" and job["state"] == "PENDING":
                 self.leave_for(job, "HELD")
             elif job and kind == "release" and job["state"] == "HELD":
@@ -165,9 +208,16 @@ class NaiveReader:
             self.worker_fact(fact)
 
     def submit(self, spec: Body) -> None:
-        if spec["id"] in self.jobs:
+        if spec["id"] in self.jobs or re.fullmatch("[a-z2-7]{8}_(0|[1-9][0-9]{0,8})", spec["id"]):
             return
+        array = spec.get("array")
         job: Body = {
+            "id": spec["id"],
+            "left": array and [i for a, b, c in array["ranges"] for i in range(a, b + 1, c)],
+            "at_once": array.get("at_once", 0) if array else 0,
+            "members": {},
+            "suspended": False,
+            "closed": "",
             "share": f"{spec['organization']}/{spec['workload_class']}",
             "due": None,
             "idempotent": spec.get("idempotent", False),
@@ -180,13 +230,14 @@ class NaiveReader:
         self.jobs[spec["id"]] = job
         if not spec.get("held", False):
             self.queue(job)
-        if spec["id"] in self.kept_cancels:
-            self.cancel(self.kept_cancels.pop(spec["id"]))
+        for name in [name for name in self.kept_cancels if name.split("_")[0] == spec["id"]]:
+            self.cancel(self.kept_cancels.pop(name))
 
     def cancel(self, fact: Body) -> None:
-        job = self.jobs.get(fact["job"])
+        job = self.named(fact["job"])
         if job is None:
-            self.kept_cancels[fact["job"]] = fact
+            if self.whole_of(fact["job"]) is None:
+                self.kept_cancels[fact["job"]] = fact
             return
         lost = bool(job["attempts"]) and job["attempts"][-1]["phase"] == LOST
         provisional = job["state"] == "NODE_FAIL" and lost
@@ -194,12 +245,15 @@ class NaiveReader:
             return
         job["cancel"] = True
         if provisional:
-            job["state"] = "RUNNING"
+            self.reopen(job, "RUNNING")
         if provisional or job["state"] in QUEUED:
             self.end(job, "CANCELLED")
+        for index, member in sorted(job["members"].items() if job["left"] is not None else ()):
+            if member["state"] in OPEN:
+                self.cancel({**fact, "job": f"{job['id']}_{index}"})
 
     def move(self, fact: Body) -> None:
-        job, pool, worker = self.jobs.get(fact["job"]), fact["pool"], fact.get("worker", "")
+        job, pool, worker = self.named(fact["job"]), fact["pool"], fact.get("worker", "")
         is_name = re.fullmatch(r"[a-z0-9-]{1,63}", pool)
         is_worker = re.fullmatch(r"([a-z0-9-]{1,63}-(gpu|cpu)(0|[1-9][0-9]{0,4}))?", worker)
         if job is None or not is_name or not is_worker:
@@ -218,10 +272,23 @@ class NaiveReader:
         job = self.jobs.get(name)
         if job is None or job["state"] in (*OPEN, "COMPLETED", "REJECTED"):
             return
+        if job["left"] is not None:
+            failed = [
+                member["id"]
+                for _, member in sorted(job["members"].items())
+                if member["state"] not in (*OPEN, "COMPLETED", "REJECTED")
+            ]
+            job["cancel"], job["closed"] = False, ""
+            if job["left"]:
+                self.queue(job)
+            for each in failed:
+                self.retry(each)
+            return
         if job["attempts"]:
             job["attempts"][-1]["retried"] = True
         job["cancel"], job["requeues"] = False, 0
         self.queue(job)
+        self.follow(job)
 
     def ready(self, fact: Body) -> None:
         node = self.nodes.setdefault(fact["node"], {"machine": "", "liveness": "fresh"})
@@ -281,7 +348,7 @@ class NaiveReader:
         if goes_back and not job["cancel"] and job["state"] in OPEN:
             return
         if job["state"] == "NODE_FAIL":
-            job["state"] = "RUNNING"
+            self.reopen(job, "RUNNING")
         if yields:
             state = "COMPLETED" if fact["rc"] == 0 else "FAILED"
         elif stopped:
@@ -303,7 +370,7 @@ class NaiveReader:
         self.give_up(job, attempt)
         may_go_back = self.may_run_again(job, attempt) and not job["cancel"]
         if is_last and may_go_back and job["state"] == "NODE_FAIL":
-            job["state"] = "RUNNING"
+            self.reopen(job, "RUNNING")
 
     # --- seen
 
@@ -345,7 +412,7 @@ class NaiveReader:
         self.end(self.jobs[decision["job"]], "EXPIRED")
 
     def decided_again(self, decision: Body) -> None:
-        self.leave_for(self.jobs[decision["job"]], "HELD")
+        self.reopen(self.jobs[decision["job"]], "HELD")
 
     def decided_resume(self, decision: Body) -> None:
         self.queue(self.jobs[decision["job"]])
@@ -361,7 +428,8 @@ class NaiveReader:
             self.join(job, resumed=False)
 
     def decided_assign(self, decision: Body) -> None:
-        job = self.jobs[decision["job"]]
+        job = self.named(decision["job"])
+        assert job is not None
         self.dispatch(job, decision)
         job["state"] = "ASSIGNED"
         attempt: Body = {
@@ -383,6 +451,7 @@ class NaiveReader:
         job["attempts"].append(attempt)
         assert decision["attempt"] == len(job["attempts"])
         self.message(decision["slots"][0], decision["message"])
+        self.follow(job)
 
     def decided_stop(self, decision: Body) -> None:
         job, attempt = self.found(decision)
@@ -399,6 +468,8 @@ class NaiveReader:
     def decided_requeue(self, decision: Body) -> None:
         job = self.jobs[decision["job"]]
         last = job["attempts"][-1]
+        if job["state"] not in OPEN:
+            self.reopen(job, "RUNNING")
         if job["due"] is None:
             job["requeues"] += decision.get("counted", True)
         else:
@@ -426,15 +497,6 @@ class NaiveReader:
         level = self.level(decision["flow"].rpartition("/")[2], but=decision["flow"])
         flow["since"] = max(flow["since"], level - decision.get("credit", 0))
 
-    def level(self, pool: str, but: str = "") -> int:
-        waiting = [
-            max(flow["F"], flow["since"])
-            for name, flow in self.flows.items()
-            if name.rpartition("/")[2] == pool and flow["waiting"]
-            if name not in self.blocked and name != but
-        ]
-        return int(min([self.pools[pool]["V"], *waiting]))
-
     def decided_lost(self, decision: Body) -> None:
         job, attempt = self.found(decision)
         attempt["phase"] = LOST
@@ -447,7 +509,7 @@ class NaiveReader:
         job, attempt = self.found(decision)
         attempt["phase"] = STOPPING if attempt["stop"] else STARTED
         attempt["retried"] = False
-        self.leave_for(job, "STOPPING" if attempt["stop"] else "RUNNING")
+        self.reopen(job, "STOPPING" if attempt["stop"] else "RUNNING")
 
     def decided_overrun(self, decision: Body) -> None:
         self.book(*self.found(decision), decision["cost_ms"])
@@ -461,59 +523,3 @@ class NaiveReader:
     def message(self, worker: str, n: int) -> None:
         assert n == self.workers[worker]["next"]
         self.workers[worker]["next"] = n + 1
-
-    # --- the fair state
-
-    def count(self, job: Body, *, waiting: int, running: int) -> None:
-        for part in (self.flows[job["flow"]], self.pools[job["pool"]]):
-            part["waiting"] += waiting
-            part["running"] += running
-        pool = self.pools[job["pool"]]
-        if pool["waiting"] == pool["running"] == 0:
-            finishes = [
-                f["F"] for name, f in self.flows.items() if name.endswith("/" + job["pool"])
-            ]
-            pool["V"] = max(pool["V"], *finishes)
-
-    def join(self, job: Body, *, resumed: bool) -> None:
-        flow = self.flows.setdefault(job["flow"], zeros())
-        self.pools.setdefault(job["pool"], zeros())
-        if flow["waiting"] == 0 and not resumed:
-            flow["since"] = self.level(job["pool"])
-        self.count(job, waiting=1, running=0)
-
-    def leave(self, job: Body) -> None:
-        self.count(job, waiting=-1, running=0)
-
-    def dispatch(self, job: Body, decision: Body) -> None:
-        pool = self.pools[job["pool"]]
-        self.flows[job["flow"]]["F"] = decision["finish_tag"]
-        if not decision.get("backfill", False):
-            wfq = self.disciplines.get(job["pool"], "wfq") == "wfq"
-            pool["V"] = max(pool["V"], decision["finish_tag" if wfq else "start_tag"])
-        self.count(job, waiting=-1, running=1)
-
-    def book(self, job: Body, attempt: Body, cost_ms: int) -> None:
-        numerator, denominator = attempt["weight"]
-        before, after = (
-            -(-cost * SCALE * denominator // numerator) for cost in (attempt["cost"], cost_ms)
-        )
-        attempt["cost"] = cost_ms
-        self.flows[job["flow"]]["F"] += after - before
-
-    def settle(self, job: Body, attempt: Body, cost_ms: int) -> None:
-        if not attempt["settled"]:
-            attempt["settled"] = True
-            self.book(job, attempt, cost_ms)
-            self.count(job, waiting=0, running=-1)
-
-    def digest(self) -> str:
-        texts = [
-            f"{name} {flow['F']} {flow['since']} {flow['waiting']} {flow['running']}"
-            for name, flow in self.flows.items()
-        ] + [
-            f"{name} {pool['V']} {pool['waiting']} {pool['running']}"
-            for name, pool in self.pools.items()
-        ]
-        hashes = (hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts)
-        return f"{sum(int.from_bytes(h, 'big') for h in hashes) % 2**128:032x}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from ledger import events as e
+from ledger.arrays import member_id, member_of, size_of
 from ledger.events import AttemptRef, JobState, Liveness
 from ledger.names import FlowId, JobId, WorkerName
 from ledger.policy import Limits, Pool
@@ -22,6 +23,7 @@ class History:
         self.submitted: set[JobId] = set()
         self.retried: set[JobId] = set()
         """Asked for again since the last page: their ends were not final."""
+        self._arrays: set[JobId] = set()
         self._final: dict[JobId, JobState] = {}
         self._virtual_times: dict[str, int] = {}
         self._numbers: Counter[WorkerName] = Counter()
@@ -48,13 +50,17 @@ class History:
         """Ends are final, but that a loss is provisional and that a user may retry."""
         for posted in self.world.pages[-1].facts:
             if isinstance(posted.fact, e.RetryRequested):
-                self._final.pop(posted.fact.job, None)
+                for job in [job for job in self._final if job.startswith(posted.fact.job)]:
+                    del self._final[job]
         standing = {job.id: job.state for job in state.jobs.values()}
         standing |= {job: archived.state for job, archived in state.archive.items()}
         for job, final in self._final.items():
             assert standing[job] is final or job in self.retried, job
         self.retried.clear()
+        self._arrays |= {job.id for job in state.jobs.values() if job.spec.array is not None}
         for job, is_at in standing.items():
+            if job in self._arrays:
+                continue  # it ends as its members do, and with a member it is open again
             if is_at.ended and is_at is not JobState.NODE_FAIL:
                 self._final[job] = is_at
             else:
@@ -86,11 +92,15 @@ class History:
                 assert not pool_limits_broken(state, job, more=0), job.id
 
     def _check_jobs(self, state: State) -> None:
-        assert state.jobs.keys() | state.archive.keys() == self.submitted
+        known = state.jobs.keys() | state.archive.keys()
+        assert {job for job in known if member_of(job) is None} == self.submitted
         assert not state.jobs.keys() & state.archive.keys()
         for job in state.jobs.values():
             assert [a.number for a in job.attempts] == list(range(1, len(job.attempts) + 1))
-            check_standing(job)
+            if job.array is None:
+                check_standing(job)
+            else:
+                check_array(state, job)
         revoking = [
             AttemptRef(job.id, attempt.number)
             for job in state.jobs.values()
@@ -120,12 +130,33 @@ def check_standing(job: Job) -> None:
             assert not attempt.settled
 
 
+def check_array(state: State, whole: Job) -> None:
+    """Each member is left, open or ended, once; the array stands as they do."""
+    array, spec = whole.array, whole.spec.array
+    assert array is not None
+    assert spec is not None
+    own = {n: job for n, job in state.jobs.items() if (member_of(n) or [""])[0] == whole.id}
+    still = {member_id(whole.id, index) for index in array.open}
+    assert still == {name for name, job in own.items() if not job.state.ended}
+    ended = Counter(job.state for job in own.values() if job.state.ended)
+    ended += Counter(a.state for n, a in state.archive.items() if n[:9] == f"{whole.id}_")
+    assert +Counter(array.ended) == +ended
+    assert array.left + len(array.open) + sum(array.ended.values()) == size_of(spec)
+    assert array.begun == sum(bool(own[name].attempts) for name in still)
+    assert array.suspended == (whole.state is JobState.PENDING and 0 < spec.at_once <= array.begun)
+    assert whole.state.ended == (not still and (array.closed is not None or not array.left))
+    assert whole.state.ended == (whole.ended_at is not None)
+    assert array.left or not whole.state.queued
+
+
 def check_flows(state: State) -> None:
     """Counters are what they count; every charge is open or settled, and settled once."""
     waiting: Counter[FlowId] = Counter()
+    suspended: Counter[str] = Counter()
     running: Counter[FlowId] = Counter()
     for job in state.jobs.values():
-        waiting[job.placed.flow] += job.state is JobState.PENDING
+        waiting[job.placed.flow] += job.waiting if job.is_offered else 0
+        suspended[job.placed.pool] += job.waiting if is_suspended(job) else 0
         running[job.placed.flow] += sum(not attempt.settled for attempt in job.attempts)
     by_pool: Counter[tuple[str, str]] = Counter()
     for name, flow in state.flows.items():
@@ -133,8 +164,13 @@ def check_flows(state: State) -> None:
         by_pool[flow.pool, "waiting"] += flow.waiting
         by_pool[flow.pool, "running"] += flow.running
     for pool, clock in state.pools.items():
-        assert clock.waiting == by_pool[pool, "waiting"]
+        assert clock.waiting == by_pool[pool, "waiting"] + suspended[pool]
         assert clock.running == by_pool[pool, "running"]
+
+
+def is_suspended(job: Job) -> bool:
+    """Whether an array's own limit keeps back what it has left."""
+    return job.state is JobState.PENDING and not job.is_offered
 
 
 def check_slots(state: State) -> None:
@@ -195,7 +231,7 @@ def fits(state: State, job: Job, *, only_free: bool) -> bool:
 def check_no_slot_is_left_idle(state: State, pool: str) -> None:
     """No job waits beside slots that would do, unless they are kept for another, or a limit
     holds it, one before it in its flow, or (a limit of the pool) the one whose turn it is."""
-    waiting = [j for j in state.jobs.values() if j.state is JobState.PENDING]
+    waiting = [j for j in state.jobs.values() if j.is_offered]
     if any(j.placed.pool == pool and pool_limits_broken(state, j, more=1) for j in waiting):
         return
     held = {j.placed.flow for j in waiting if own_limits_broken(state, j, more=1)}
@@ -203,7 +239,7 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
         return
     for job in state.jobs.values():
         if (
-            job.state is JobState.PENDING
+            job.is_offered
             and job.placed.pool == pool
             and job.placed.flow not in held
             and is_first_by_name(state, job)
@@ -216,7 +252,7 @@ def is_first_by_name(state: State, job: Job) -> bool:
     return not job.placed.worker or not any(
         (other.spec.name, other.arrival) < (job.spec.name, job.arrival)
         for other in state.jobs.values()
-        if other.state is JobState.PENDING
+        if other.is_offered
         and (other.placed.worker, other.placed.flow) == (job.placed.worker, job.placed.flow)
     )
 
@@ -226,7 +262,7 @@ def check_blocked_flows(state: State) -> None:
     served: dict[FlowId, list[bool]] = defaultdict(list)
     held: set[FlowId] = set()
     for job in state.jobs.values():
-        if job.state is JobState.PENDING:
+        if job.is_offered:
             served[job.placed.flow].append(fits(state, job, only_free=False))
             if own_limits_broken(state, job, more=1):
                 held.add(job.placed.flow)

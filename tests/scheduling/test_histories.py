@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ledger import events as e
+from ledger.arrays import member_id
 from ledger.checkpoint import decode_checkpoint, encode_checkpoint
 from ledger.events import JobState, Liveness
 from ledger.names import FlowId, NodeName
@@ -186,6 +187,39 @@ class Histories(RuleBasedStateMachine):
                 self.world.submit(held=held and copies == 1, deadline_at=deadline_at, **spec)  # type: ignore[arg-type]
             )
 
+    @rule(
+        organization=st.sampled_from(["a", "b"]),
+        ranges=st.sampled_from([((0, 2, 1),), ((1, 1, 1), (3, 7, 2)), ((0, 0, 1),)]),
+        at_once=st.sampled_from([0, 0, 1, 2]),
+        slots=st.sampled_from([1, 1, 2]),
+        idempotent=st.booleans(),
+        held=st.booleans(),
+        retries=st.sampled_from([0, 0, 1]),
+        patience_ms=st.sampled_from([0, 0, 0, 4_000]),
+    )
+    def an_array_is_submitted(
+        self,
+        ranges: tuple[tuple[int, int, int], ...],
+        at_once: int,
+        patience_ms: int,
+        **spec: object,
+    ) -> None:
+        array = e.ArraySpec(ranges=ranges, at_once=at_once)
+        deadline_at = self.world.at + patience_ms if patience_ms else 0
+        self.history.submitted.add(
+            self.world.submit(array=array, deadline_at=deadline_at, **spec)  # type: ignore[arg-type]
+        )
+
+    @rule(
+        index=indexes,
+        member=st.integers(0, 7),
+        act=st.sampled_from(["cancel", "hold", "release", "retry", "move"]),
+    )
+    def a_member_is_named(self, index: int, member: int, act: str) -> None:
+        """Begun or not, and also of what is no array, or not submitted yet."""
+        job = member_id(job_id(index % (len(self.history.submitted) + 1)), member)
+        getattr(self.world, act)(job)
+
     @rule(index=indexes)
     def a_job_is_cancelled(self, index: int) -> None:
         """Also one that nobody has submitted yet."""
@@ -352,7 +386,7 @@ class Histories(RuleBasedStateMachine):
         self.post()
         for job in world.state.jobs.values():
             world.release(job.id)
-        for _ in range(6 * len(self.history.submitted) + 6):
+        for _ in range(6 * 5 * len(self.history.submitted) + 6):
             self.post(after_ms=1)
             for process in processes.workers.values():
                 while processes.message_for(process) is not None and process.running is None:

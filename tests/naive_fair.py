@@ -11,6 +11,8 @@ from collections import defaultdict
 from typing import Any
 
 SCALE = 1_000_000
+QUEUED = ("PENDING", "HELD")
+OPEN = (*QUEUED, "ASSIGNED", "RUNNING", "STOPPING")
 
 Body = dict[str, Any]
 

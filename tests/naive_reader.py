@@ -12,12 +12,10 @@ import hashlib
 import json
 import re
 
-from tests.naive_fair import Body, NaiveFair, zeros
+from tests.naive_fair import OPEN, QUEUED, Body, NaiveFair, zeros
 
 REQUEUES_MAX = 5
 ASSIGNED, REVOKING, STARTED, STOPPING, LOST, ENDED = range(6)
-QUEUED = ("PENDING", "HELD")
-OPEN = (*QUEUED, "ASSIGNED", "RUNNING", "STOPPING")
 OUTCOMES = {
     "timeout": "TIMEOUT",
     "deadline": "EXPIRED",

@@ -15,12 +15,10 @@ import typer
 
 from gpuq.cli import app, with_global_options_first
 from gpuq.render import printable
+from gpuq.usage import UsageError, usage_text
 from ledger.errors import GpuqError, RequestError
 
 INTERRUPTED = 130
-
-# typer does not export click's base of usage errors, of which it may carry its own copy.
-_UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
@@ -37,7 +35,7 @@ def run(args: Sequence[str]) -> int:
     try:
         code = _invoke(command, with_global_options_first(args))
         sys.stdout.flush()
-    except _UsageError as error:
+    except UsageError as error:
         return _fail(_usage(command, args, error), RequestError.exit_code)
     except GpuqError as error:
         return _fail(str(error), error.exit_code)
@@ -69,15 +67,11 @@ def _usage(command: Any, args: Sequence[str], error: Any) -> str:
     path = error.ctx.command_path if error.ctx is not None else "gpuq"
     if error.ctx is None:
         path += next((f" {word}" for word in args if word in command.commands), "")
-    message = error.format_message().rstrip(".").replace("\n", " ")
-    if message == "Missing command":
+    message = usage_text(error)
+    if message == "missing command":
         known = ", ".join(error.ctx.command.list_commands(error.ctx))
         return f"{path.removeprefix('gpuq ')} needs a command: {known}; see '{path} --help'"
-    message = message[:1].lower() + message[1:].replace(". Did you mean", ": did you mean")
-    dashes = ""
-    if path.endswith(" submit") and hasattr(error, "option_name"):
-        dashes = "put -- before a command and its options, or "
-    return f"{message}{'' if message.endswith('?') else ';'} {dashes}see '{path} --help'"
+    return f"{message}{'' if message.endswith('?') else ';'} see '{path} --help'"
 
 
 def _fail(message: str, code: int) -> int:

@@ -14,7 +14,7 @@ import typer
 from gpuq.client import Client, open_client
 from gpuq.parse import parse_grace
 from gpuq.render import long_duration, printable
-from gpuq.selectors import select
+from gpuq.selectors import SELECTORS, select_many
 from gpuq.view import View, read_view
 from ledger.errors import RequestError
 from ledger.events import CancelRequested, HoldRequested, JobState, ReleaseRequested
@@ -22,9 +22,7 @@ from ledger.names import JobId
 
 Jobs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="JOB", help="Ids, beginnings of ids, names, or 'last'.", show_default=False
-    ),
+    typer.Argument(metavar="JOB", help=SELECTORS, show_default=False),
 ]
 Reason = Annotated[str, typer.Option("--reason", help="Kept in the ledger.")]
 
@@ -95,8 +93,7 @@ def select_jobs(context: typer.Context, texts: list[str]) -> tuple[Client, View,
     """All selectors are read before anything is written; each job once."""
     client = open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
-    ids = dict.fromkeys(select(client, view, text) for text in texts)
-    return client, view, list(ids)
+    return client, view, select_many(client, view, texts, asks_for_all=True)
 
 
 def _cancel_one(client: Client, view: View, fact: CancelRequested) -> str:

@@ -16,6 +16,7 @@ import typer
 
 from gpuq import (
     cancel,
+    completion,
     export,
     init,
     logs,
@@ -25,8 +26,10 @@ from gpuq import (
     policy,
     run,
     status,
-    submit,
     why,
+)
+from gpuq import (
+    submission as submit,
 )
 from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags
@@ -51,7 +54,8 @@ app = typer.Typer(
 def with_global_options_first(args: Sequence[str]) -> list[str]:
     """``args`` with the options that choose the store moved before the command's name.
 
-    Nothing behind ``--`` is touched: that is somebody else's command.
+    Nothing behind ``--`` or ``submit`` is touched: that may be somebody else's command, and
+    submit reads these options itself.
     """
     end = args.index("--") if "--" in args else len(args)
     first: list[str] = []
@@ -65,6 +69,8 @@ def with_global_options_first(args: Sequence[str]) -> list[str]:
             first.append(word)
         else:
             rest.append(word)
+            if rest == ["submit"]:
+                rest.extend(words)
     return [*first, *rest, *args[end:]]
 
 
@@ -97,7 +103,7 @@ def main(
     flags = StoreFlags(store=store, endpoint_url=endpoint_url, region=region, ca_bundle=ca_bundle)
     context.obj = Invocation(flags=flags, environ=os.environ)
     if context.invoked_subcommand is None:
-        status.status(context, json=False, watch=False)
+        status.status(context)
 
 
 def _add(
@@ -120,18 +126,18 @@ def _add(
 _add(
     submit.submit,
     "submit",
-    cls=submit.CommandAfterDashes,
-    short="Submit script files, or a command behind --.",
+    cls=submit.SubmitCommand,
+    short="Submit script files, or a command.",
     examples=[
         "gpuq submit train.sh eval.sh",
-        "gpuq submit --name train --gpus h100:2 --time 8h -- python3 train.py --lr 1e-3",
+        "gpuq submit --name train --gpus h100:2 --time 8h python3 train.py --lr 1e-3",
     ],
 )
 _add(
     status.status,
     "status",
     short="Show what runs, waits (and why) and ended.",
-    examples=["gpuq status", "gpuq status --watch", "gpuq status last"],
+    examples=["gpuq status --watch", "gpuq status --state failed --since 2h", "gpuq status last"],
 )
 _add(
     why.why,
@@ -198,7 +204,12 @@ _add(
     short="Let a drained node start jobs again.",
     examples=["gpuq undrain node1"],
 )
-app.add_typer(policy.app, name="policy", short_help="Weights of organizations, and pools.")
+app.add_typer(
+    policy.app,
+    name="policy",
+    short_help="Weights of organizations, and pools.",
+    epilog=epilog("gpuq policy show", "gpuq policy apply team.toml"),
+)
 _add(
     run.up,
     "up",
@@ -243,4 +254,19 @@ _add(
         "gpuq export usage --format parquet -o usage.parquet --from 30d",
     ],
 )
-app.add_typer(replay_app, name="replay", short_help="Verify a ledger; compare policies on it.")
+_add(
+    completion.completion,
+    "completion",
+    short="Make a shell complete jobs, nodes and options.",
+    examples=[
+        'eval "$(gpuq completion bash)"',
+        "gpuq completion fish > ~/.config/fish/completions/gpuq.fish",
+    ],
+)
+app.command("complete", hidden=True)(completion.complete)
+app.add_typer(
+    replay_app,
+    name="replay",
+    short_help="Verify a ledger; compare policies on it.",
+    epilog=epilog("gpuq replay verify", "gpuq replay compare abc"),
+)

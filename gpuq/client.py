@@ -79,10 +79,16 @@ class Client:
                 ) from error
 
 
-def settings_of(context: typer.Context) -> Settings:
-    """The settings that this invocation was given."""
+def invocation_of(context: typer.Context) -> Invocation:
+    """What this call of gpuq was given."""
     invocation = context.obj
     assert isinstance(invocation, Invocation)
+    return invocation
+
+
+def settings_of(context: typer.Context) -> Settings:
+    """The settings that this invocation was given."""
+    invocation = invocation_of(context)
     return read_settings(invocation.flags, invocation.environ)
 
 

@@ -37,6 +37,11 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     flags: StoreFlags
     environ: Mapping[str, str]
 
+    def with_flags(self, flags: StoreFlags) -> Invocation:
+        """The same call, told also ``flags``, which count more."""
+        said = {name: value for name, value in msgspec.structs.asdict(flags).items() if value}
+        return msgspec.structs.replace(self, flags=msgspec.structs.replace(self.flags, **said))
+
 
 class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration file; empty strings mean "not there"."""
@@ -80,6 +85,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: Path
     config_path: Path
     file: ConfigFile
+
+    @property
+    def secrets_dir(self) -> Path:
+        """Where a node's operator puts the values of ``--secret``."""
+        return self.config_path.with_name("secrets")
 
 
 def read_settings(flags: StoreFlags, environ: Mapping[str, str]) -> Settings:

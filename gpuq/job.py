@@ -129,8 +129,11 @@ class Shown:
             ("command", shlex.join(spec.argv) if not spec.script else ""),
             ("script", spec.script),
             ("arguments", shlex.join(spec.argv) if spec.script else ""),
-            ("directory", spec.cwd),
+            ("long words", spec.words),
+            ("directory", spec.cwd if spec.snapshot is None else ""),
+            *snapshot_lines(spec),
             ("variables", ", ".join(f"{name}={value}" for name, value in spec.env.items())),
+            ("secrets", ", ".join(spec.secrets)),
             ("key", spec.key),
             ("submitted", f"{local_time(job.submitted_at, now_ms)} by {spec.user}"),
             ("ended", "" if job.ended_at is None else local_time(job.ended_at, now_ms)),
@@ -204,8 +207,11 @@ class Shown:
             **self.json(job),
             "command": list(spec.argv),
             "script_sha256": spec.script or None,
+            "words_sha256": spec.words or None,
             "directory": spec.cwd,
+            "snapshot": snapshot_json(spec),
             "variables": spec.env,
+            "secrets": list(spec.secrets),
             "submitted_pool": spec.pool,
             "submitted_pinned_to": spec.worker,
             "signal": spec.signal or None,
@@ -218,6 +224,33 @@ class Shown:
             "conflicting_submits": job.conflicting_submits,
             "attempts": [_attempt_json(attempt) for attempt in job.attempts],
         }
+
+
+def snapshot_lines(spec: JobSpec) -> list[tuple[str, str]]:
+    """What it runs in a copy of, for people; nothing where it was submitted without."""
+    if spec.snapshot is None:
+        return []
+    snapshot = spec.snapshot
+    branch = f" on {snapshot.branch}" if snapshot.branch else ""
+    state = ", with changes" if snapshot.dirty else ""
+    return [
+        ("snapshot", f"sha256 {snapshot.manifest}"),
+        ("begins in", f"{snapshot.directory or '.'} of it"),
+        ("commit", f"{snapshot.commit}{branch}{state}" if snapshot.commit else ""),
+    ]
+
+
+def snapshot_json(spec: JobSpec) -> dict[str, Any] | None:
+    """The same for programs."""
+    if spec.snapshot is None:
+        return None
+    return {
+        "manifest_sha256": spec.snapshot.manifest,
+        "directory": spec.snapshot.directory,
+        "commit": spec.snapshot.commit or None,
+        "branch": spec.snapshot.branch or None,
+        "dirty": spec.snapshot.dirty,
+    }
 
 
 def _submitted_to(job: Job) -> str:

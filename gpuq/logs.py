@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -16,7 +17,7 @@ import typer
 from gpuq.client import Client, open_client
 from gpuq.job import Shown, rc_of
 from gpuq.render import say
-from gpuq.selectors import select
+from gpuq.selectors import SELECTORS, select, select_many
 from gpuq.view import View, read_view
 from ledger.errors import RequestError
 from ledger.journal import Journal
@@ -71,27 +72,52 @@ def logs(
 
 def wait(
     context: typer.Context,
-    jobs: Annotated[
-        list[str], typer.Argument(metavar="JOB", help="Ids, beginnings of ids, names, or 'last'.")
-    ],
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help=SELECTORS)],
 ) -> None:
     """Wait until jobs have ended; exit with the first exit code that is not 0."""
     client = open_client(context)
-    journal, view, _ = _find(client, jobs[0])
-    ids = [select(client, view, text) for text in jobs]
-    while not all(has_ended(view, job) for job in ids):
-        client.clock.sleep_ms(client.rng.randint(FOLLOW_MIN_MS, FOLLOW_MAX_MS))
-        journal.follow()
-        view = read_view(journal, client.settings.timings)
+    view = read_view(client.load_journal(), client.settings.timings)
+    raise typer.Exit(wait_for(client, select_many(client, view, jobs, asks_for_all=False)))
+
+
+def wait_for(client: Client, ids: Sequence[JobId]) -> int:
+    """Until all have ended, and say how; the first exit code that is not 0, else 0.
+
+    Ctrl-C only detaches, with ``INTERRUPTED``.
+    """
+    journal = client.load_journal()
+    try:
+        say(f"gpuq: waits for {len(ids)} job{'' if len(ids) == 1 else 's'}; Ctrl-C only detaches")
+        view = _view_of_ends(client, journal, ids)
+    except KeyboardInterrupt:
+        say(f"gpuq: detached; what was waited for goes on: gpuq wait {' '.join(ids)}")
+        return INTERRUPTED
     for job in ids:
         say(f"gpuq: {job} {_standing(view, job)}")
     codes = [exit_code(view, job) for job in ids]
-    raise typer.Exit(next((code for code in codes if code), 0))
+    return next((code for code in codes if code), 0)
+
+
+def _view_of_ends(client: Client, journal: Journal, ids: Sequence[JobId]) -> View:
+    while True:
+        view = read_view(journal, client.settings.timings)
+        if all(has_ended(view, job) for job in ids):
+            return view
+        client.clock.sleep_ms(client.rng.randint(FOLLOW_MIN_MS, FOLLOW_MAX_MS))
+        journal.follow()
+
+
+def read_log(client: Client, journal: Journal, job: JobId) -> tuple[bytes, bool]:
+    """What its newest attempt has written so far, and whether that is all."""
+    return _Follower(client, journal, job, None, None).read()
 
 
 def has_ended(view: View, job: JobId) -> bool:
+    """False too where nothing is known of the job yet: a listing may skip what is new."""
     known = view.state.jobs.get(job)
-    return known is None or known.state.ended
+    if known is not None:
+        return known.state.ended
+    return job in view.state.archive or job in view.state.refused
 
 
 def exit_code(view: View, job: JobId) -> int:
@@ -147,18 +173,21 @@ class _Follower:
 
     def show(self) -> bool:
         """What there is now; False where there is nothing yet."""
-        self._choose_attempt()
-        data, whole = self._read()
+        data, whole = self.read()
         self._write(data)
         return bool(data) or whole
+
+    def read(self) -> tuple[bytes, bool]:
+        """What was not yet shown of the attempt, and whether that is all there will ever be."""
+        self._choose_attempt()
+        return self._read()
 
     def follow(self, view: View) -> int:
         """Until the job has ended; its exit code."""
         said = ""
         while True:
             ended = has_ended(view, self._job) or self._asked_attempt_is_over(view)
-            self._choose_attempt()
-            data, whole = self._read()
+            data, whole = self.read()
             self._write(data)
             if ended and (whole or not self._is_to_come(view)):
                 return self._code(view)

@@ -99,7 +99,10 @@ def _count(client: Client, by: tuple[str, ...], since_ms: int, now_ms: int) -> C
 
 _WAITS = ("GROUP", "STARTED", "P50", "P95", "P99", "OVERDUE", "WAITING", "HELD", "LATE")
 _ENDS = ("GROUP", "ENDED", "DONE", "FAILED", "CANCELLED", "OTHER", "ATTEMPTS", "RETRIED", "LOST")
-_COSTS = ("GROUP", "ESTIMATED", "ACTUAL", "TOKENS-EST", "TOKENS", "429", "TIMEOUTS")
+_COSTS = (
+    "GROUP", "ESTIMATED", "ACTUAL", "AFTER-CANCEL", "TOKENS-EST", "TOKENS", "CALLS", "429",
+    "TIMEOUTS",
+)  # fmt: skip
 _CUTS = (Cut("GROUP", 8),)
 
 
@@ -157,10 +160,12 @@ def _costs_row(group: Group) -> tuple[str, ...]:
     return (
         short_duration(group.slot_ms.estimated),
         short_duration(group.slot_ms.actual),
+        short_duration(group.after_cancel_slot_ms) if group.after_cancel_slot_ms else "-",
         str(group.tokens.estimated),
         str(group.tokens.actual),
-        str(group.throttled),
-        str(group.timeouts),
+        str(group.calls),
+        _percent(group.throttled, group.calls),
+        _percent(group.timeouts, group.calls),
     )
 
 
@@ -198,6 +203,8 @@ def _group_json(by: tuple[str, ...], key: Key, group: Group) -> dict[str, Any]:
         "lost": group.lost,
         "cost_slot_ms": msgspec.to_builtins(group.slot_ms),
         "cost_tokens": msgspec.to_builtins(group.tokens),
+        "after_cancel_slot_ms": group.after_cancel_slot_ms,
+        "calls": group.calls,
         "throttled": group.throttled,
         "timeouts": group.timeouts,
         "waiting": group.waiting,
@@ -292,6 +299,12 @@ def families(counted: Counted) -> list[Family]:
         "kind",
         lambda g: {"estimated": g.tokens.estimated, "actual": g.tokens.actual},
     )
+    kept.of(
+        "after_cancel_slot_seconds",
+        "Slot time that attempts took after their job was cancelled.",
+        lambda g: g.after_cancel_slot_ms / 1000,
+    )
+    kept.of("calls", "Calls of services that jobs reported.", lambda g: g.calls)
     kept.of("calls_throttled", "Answers 429 that jobs reported.", lambda g: g.throttled)
     kept.of("calls_timed_out", "Timeouts of calls that jobs reported.", lambda g: g.timeouts)
     kept.split(

@@ -15,7 +15,7 @@ from gpuq.client import Client, open_client
 from gpuq.render import Cut, print_json, print_table, printable, short_duration, size, times
 from gpuq.view import BEATS_OLD_MS, BEATS_RECENT_MS, BeatSeen, View, newest_beats, read_view
 from ledger.events import Liveness, SlotBeat
-from ledger.state import Node, Worker
+from ledger.state import UNEXPLAINED, Node, Worker
 from scheduling.placement import natural, trouble
 
 HEADER = ("NODE", "WORKER", "POOL", "GPU", "MEMORY", "UTIL", "RUNNING", "BEAT", "STATE")
@@ -79,7 +79,8 @@ def _standing(view: View, row: _Row, stale_ms: int) -> str:
     problem = trouble(view.state, row.worker) or reported
     if row.node.drained and problem.startswith(f"node {row.node.name} is drained"):
         standing = "empty" if _is_empty(view, row.node) else "its jobs end"
-        problem = f"drained, {standing} ({row.node.drained})"
+        said = row.node.drained if row.node.drained != UNEXPLAINED else f"by {row.node.drained_by}"
+        problem = f"drained, {standing} ({said})"
     if not problem and _is_stale(view, row, stale_ms):
         problem = "silent"
     if row.node.intruder:

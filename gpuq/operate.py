@@ -15,6 +15,7 @@ import typer
 from gpuq.cancel import Jobs, line_of, select_jobs, state_of
 from gpuq.client import Client, open_client
 from gpuq.render import printable, say
+from gpuq.selectors import SELECTORS
 from gpuq.view import View, read_view
 from ledger.errors import RequestError
 from ledger.events import (
@@ -33,9 +34,7 @@ Node = Annotated[
 ]
 OptionalJobs = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[JOB]...", help="Ids, beginnings of ids, names, or 'last'.", show_default=False
-    ),
+    typer.Argument(metavar="[JOB]...", help=SELECTORS, show_default=False),
 ]
 
 

@@ -7,16 +7,17 @@ shows the forms; nothing is guessed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
 from ledger.errors import RequestError
 from ledger.events import LEAD_SIGNALS
 from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+from ledger.variables import is_reserved, is_variable, looks_secret
 from scheduling.duration import DURATION_MAX_MS, parse_units
 
 SLOTS_MAX = 1_024
+COUNT_MAX = 1_000_000_000
 SIGNAL_LEAD_S = 60
 
 _DURATION_FORMS = "say minutes, MM:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS, or 90m, 1h30m, 2d"
@@ -26,8 +27,7 @@ _DAYS = re.compile(rf"{_N}-([0-9:]{{1,30}})")
 _SIZE = re.compile(rf"{_N}([KMGT])(i?)B?", re.IGNORECASE)
 _GPUS = re.compile(rf"(?:([A-Za-z0-9][A-Za-z0-9 ._-]*):)?{_N}")
 _SIGNAL = re.compile(r"(?:B:)?([A-Z0-9]{1,12})(?:@([0-9]{1,6}))?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED = re.compile(r"GPUQ_.*|CUDA_VISIBLE_DEVICES")
+_COUNT = re.compile(r"[0-9]{1,10}")
 
 
 class Gpus(NamedTuple):
@@ -162,17 +162,43 @@ def parse_signal(text: str) -> LeadSignal:
     return LeadSignal(name, lead_s * SECOND_MS)
 
 
-def parse_env(pairs: Iterable[str]) -> dict[str, str]:
-    """``K=V`` pairs; the last one of a name counts.
+def parse_count(text: str, *, most: int = COUNT_MAX) -> int:
+    """A whole number from 0 to ``most``. Raises RequestError on anything else."""
+    number = int(text) if _COUNT.fullmatch(text.strip()) else -1
+    if not 0 <= number <= most:
+        raise RequestError(f"{text!r} is not a whole number from 0 to {most}")
+    return number
 
-    Raises RequestError for what is no pair and for names that gpuq sets itself.
+
+def parse_variable(text: str) -> tuple[str, str | None]:
+    """Name and value of ``NAME=VALUE``; of ``NAME`` the value is None.
+
+    Raises RequestError for what is no variable, for names that gpuq sets itself, and for a
+    value that looks like a secret by its name.
     """
-    env = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not _VARIABLE.fullmatch(name):
-            raise RequestError(f"--env {pair!r} is not a variable: say --env NAME=VALUE")
-        if _RESERVED.fullmatch(name):
-            raise RequestError(f"--env {name} is set by gpuq for each job: use another name")
-        env[name] = value
-    return env
+    name, equals, value = text.partition("=")
+    _check_variable("--env", name)
+    if looks_secret(name):
+        raise RequestError(
+            f"--env {name} looks like a secret, and what is in a ledger stays there: say --secret "
+            f"{name}, and the node's operator puts its value into a file there"
+        )
+    if "\0" in value:
+        raise RequestError(f"the value of --env {name} has a NUL byte, which no variable can hold")
+    return name, value if equals else None
+
+
+def parse_secret(text: str) -> str:
+    """The name of a variable whose value the node holds. Raises RequestError on anything else."""
+    name, equals, _ = text.partition("=")
+    if equals:
+        raise RequestError(f"--secret {name} takes no value: the node's operator has it")
+    _check_variable("--secret", name)
+    return name
+
+
+def _check_variable(option: str, name: str) -> None:
+    if not is_variable(name):
+        raise RequestError(f"{option} {name!r} is not a variable: use letters, digits and _")
+    if is_reserved(name):
+        raise RequestError(f"{option} {name} is set by gpuq for each job: use another name")

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gpuq.billtext import micros
+from gpuq.job import snapshot_json
 from gpuq.render import times
 from ledger import events as e
 from ledger.bill import Bill, Sum
@@ -155,8 +156,11 @@ class Receipt:
             "state": None if standing is None else standing.state.value,
             "command": list(spec.argv),
             "directory": spec.cwd,
+            "snapshot": snapshot_json(spec),
             "variables": sorted(spec.env),
+            "secrets": list(spec.secrets),
             "script_sha256": spec.script or None,
+            "words_sha256": spec.words or None,
             "script_bytes": None if script is None else len(script),
             "command_fingerprint": command_of(spec),
             "occupied_slot_ms": sum(one.occupied_slot_ms for one in self._sums.values()),

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gpuq.billtext import amount
+from gpuq.job import snapshot_lines
 from gpuq.receipt import Attempt, Receipt
 from gpuq.render import Cut, iso_utc, print_table, printable, short_duration
 
@@ -20,8 +21,10 @@ _EVENT_CUTS = (Cut("DETAILS", 20), Cut("DETAILS", 0))
 
 def show_receipt(receipt: Receipt, *, has_price: bool) -> None:
     """Times are UTC, because a receipt is read elsewhere too."""
-    facts = receipt.facts()
-    for name, value in _lines(facts, has_price=has_price):
+    spec = receipt.story.spec
+    assert spec is not None
+    lines = _lines(receipt.facts(), snapshot_lines(spec), has_price=has_price)
+    for name, value in lines:
         print(f"{name + ':':<{_LABEL_CELLS}}{printable(value)}")
     for attempt in receipt.attempts:
         print()
@@ -35,7 +38,9 @@ def show_receipt(receipt: Receipt, *, has_price: bool) -> None:
     print_table(["TIME", "EVENT", "OBJECT", "DETAILS"], rows, _EVENT_CUTS)
 
 
-def _lines(facts: dict[str, Any], *, has_price: bool) -> list[tuple[str, str]]:
+def _lines(
+    facts: dict[str, Any], snapshot: list[tuple[str, str]], *, has_price: bool
+) -> list[tuple[str, str]]:
     script, command = facts["script_sha256"], shlex.join(facts["command"])
     missing = "" if facts["script_bytes"] is not None else " (not in the store)"
     lines = [
@@ -46,9 +51,12 @@ def _lines(facts: dict[str, Any], *, has_price: bool) -> list[tuple[str, str]]:
         ("state", facts["state"] or "-"),
         ("script", f"sha256 {script}{missing}" if script else ""),
         ("arguments" if script else "command", command),
+        ("long words", f"sha256 {facts['words_sha256']}" if facts["words_sha256"] else ""),
         ("fingerprint", facts["command_fingerprint"]),
-        ("directory", facts["directory"]),
+        ("directory", "" if snapshot else facts["directory"]),
+        *snapshot,
         ("variables", ", ".join(facts["variables"])),
+        ("secrets", ", ".join(facts["secrets"])),
         ("slot time", short_duration(facts["occupied_slot_ms"])),
         ("money", amount(Fraction(facts["money_micros"])) if has_price else ""),
     ]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from roles.context import Context
     from roles.devices import GpuReader, Reading
     from roles.idle import Idleness
+    from roles.jobplan import JobBase
     from roles.supervisor import SupervisorOptions
 
 CPU_SLOTS_DEFAULT = 2
@@ -128,49 +129,52 @@ def _supervise(client: Client, options: SupervisorOptions, tmux: str) -> bool:
     from roles.supervisor import Supervisor
 
     context, node = _context(client), options.node
-    argv = _node_argv(client.settings.store, options)
-    leaving_argv = partial(_worker_argv, client.settings.store, options, leaving=True)
-    host = LocalHost(context, node, argv, leaving_argv, tmux)
+    commands = _NodeCommands(client.settings.store, options)
+    host = LocalHost(context, node, options.slots, commands, tmux)
     role = Supervisor(context, options, host)
     _heed(
         lambda: _told(f"{node} drains: running jobs end first; again to stop them", role.drain),
         lambda: _told(f"{node} stops its jobs", role.stop_jobs),
     )
+    return role.run(begun=partial(_say_what_is_served, client, options, tmux))
+
+
+def _say_what_is_served(client: Client, options: SupervisorOptions, tmux: str) -> None:
     kinds = {slot.kind for slot in options.slots.values()}
     count = len(options.slots)
     say(
-        f"gpuq: node {node} serves pool {options.pool} with {count} "
+        f"gpuq: node {options.node} serves pool {options.pool} with {count} "
         f"{'/'.join(sorted(kinds)).upper()} slot{'' if count == 1 else 's'}, ledger at "
         f"{client.store.url}; Ctrl-C drains"
         + (f"; 'tmux attach -t {tmux}' shows the workers" if tmux else "")
     )
-    return role.run()
 
 
-def _node_argv(store: StoreChoice, options: SupervisorOptions) -> dict[str, Sequence[str]]:
-    """The command of each process of a node, by its name."""
-    from roles.host import DISPATCHER
+class _NodeCommands:
+    """How this gpuq starts the processes of a node; ``roles.host.Commands``."""
 
-    argv: dict[str, Sequence[str]] = {
-        worker: _worker_argv(store, options, worker, slot) for worker, slot in options.slots.items()
-    }
-    return {**argv, DISPATCHER: [*_command(store), "dispatcher", "--node", options.node]}
+    def __init__(self, store: StoreChoice, options: SupervisorOptions) -> None:
+        self._store = store
+        self._options = options
 
+    def workers(self, slots: Mapping[WorkerName, Slot]) -> list[str]:
+        options = self._options
+        price = ["--price-micros", str(options.price_micros)] if options.price_micros else []
+        served = [
+            word
+            for worker, slot in slots.items()
+            for word in ("--worker", worker, "--slot", msgspec.json.encode(slot).decode())
+        ]
+        return [
+            *_command(self._store), "worker", "--node", options.node, "--pool", options.pool,
+            *price, *served,
+        ]  # fmt: skip
 
-def _worker_argv(
-    store: StoreChoice,
-    options: SupervisorOptions,
-    worker: WorkerName,
-    slot: Slot,
-    *,
-    leaving: bool = False,
-) -> list[str]:
-    return [
-        *_command(store), "worker", "--node", options.node, "--pool", options.pool,
-        *(["--leaving"] if leaving else []),
-        *(["--price-micros", str(options.price_micros)] if options.price_micros else []),
-        "--worker", worker, "--slot", msgspec.json.encode(slot).decode(),
-    ]  # fmt: skip
+    def leaving(self, worker: WorkerName, slot: Slot) -> list[str]:
+        return [*self.workers({worker: slot}), "--leaving"]
+
+    def dispatcher(self) -> list[str]:
+        return [*_command(self._store), "dispatcher", "--node", self._options.node]
 
 
 def dispatcher(context: typer.Context, *, node: NodeOption = "") -> None:
@@ -211,41 +215,68 @@ def worker(
     *,
     node: Annotated[str, typer.Option("--node")],
     pool: Annotated[str, typer.Option("--pool")],
-    worker: Annotated[str, typer.Option("--worker")],
-    slot: Annotated[str, typer.Option("--slot", help="JSON, as the ledger has it.")],
+    worker: Annotated[list[str], typer.Option("--worker", help="Repeatable, with a --slot each.")],
+    slot: Annotated[list[str], typer.Option("--slot", help="JSON, as the ledger has it.")],
     leaving: Annotated[bool, typer.Option("--leaving", help="End what is underway there.")] = False,
     price_micros: Annotated[int, typer.Option("--price-micros", min=0)] = 0,
 ) -> None:
-    """Serve one slot; started by the supervisor."""
-    from roles.devices import GpuReader, gpus_of_slots, is_mig, mig_uuids
-    from roles.jobplan import JobBase, safe_env
-    from roles.processes import boot_id, identity_of
+    """Serve one slot, or several by one process; started by the supervisor."""
+    from roles.devices import GpuReader, gpus_of_slots
+    from roles.processes import identity_of
     from roles.service import WorkerOptions
-    from roles.worker_process import serve
+    from roles.worker_process import serve, serve_together
 
     client = connect(settings_of(context))
     _log_to_stderr()
-    served = _read_slot(slot)
-    if not WORKER.fullmatch(worker):
-        raise RequestError(f"{worker!r} is not a worker: say NODE-gpuN or NODE-cpuN")
+    if len(worker) != len(slot):
+        raise RequestError("each --worker needs a --slot, in the same order")
+    slots = {_check_worker(name): _read_slot(text) for name, text in zip(worker, slot, strict=True)}
     reader = GpuReader()
-    uuids: dict[int, str] = {}
-    if is_mig(served.gpu_uuid):
-        uuids = {**mig_uuids(reader.read()), served.index: served.gpu_uuid}
-    options = WorkerOptions(
-        worker=WorkerName(worker),
-        node=NodeName(check_name("node", node)),
-        pool=check_name("pool", pool),
-        slot=served,
-        job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ), mig_uuids=uuids),
-        leaving=leaving,
-        price_micros=price_micros,
-        process=identity_of(os.getpid()),
-    )
+    all_options = [
+        WorkerOptions(
+            worker=name,
+            node=NodeName(check_name("node", node)),
+            pool=check_name("pool", pool),
+            slot=served,
+            job_base=_job_base(client.settings, served, reader),
+            leaving=leaving,
+            price_micros=price_micros,
+            process=identity_of(os.getpid()),
+        )
+        for name, served in slots.items()
+    ]
+    if len(all_options) > 1:
+        serve_together(_context(client), all_options)
+        return
+    (options,) = all_options
     read_gpus = (
-        partial(gpus_of_slots, reader, options.node, served) if served.kind == "gpu" else dict
+        partial(gpus_of_slots, reader, options.node, options.slot)
+        if options.slot.kind == "gpu"
+        else dict
     )
     serve(_context(client), options, read_gpus)
+
+
+def _check_worker(name: str) -> WorkerName:
+    if not WORKER.fullmatch(name):
+        raise RequestError(f"{name!r} is not a worker: say NODE-gpuN or NODE-cpuN")
+    return WorkerName(name)
+
+
+def _job_base(settings: Settings, slot: Slot, reader: GpuReader) -> JobBase:
+    from roles.devices import is_mig, mig_uuids
+    from roles.jobplan import JobBase, safe_env
+    from roles.processes import boot_id
+
+    uuids: dict[int, str] = {}
+    if is_mig(slot.gpu_uuid):
+        uuids = {**mig_uuids(reader.read()), slot.index: slot.gpu_uuid}
+    return JobBase(
+        boot_id=boot_id(),
+        env=safe_env(os.environ),
+        secrets_dir=settings.secrets_dir,
+        mig_uuids=uuids,
+    )
 
 
 # --- what a supervisor is told

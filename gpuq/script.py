@@ -1,51 +1,110 @@
 """What one job is to run, as files and words of the command line give it.
 
-Owns the reading of scripts and the refusal of those that no shell would run, each with the
-mend. A script is named after its file, a command after its program.
+Owns which words are scripts, which are a command and which are arguments, the reading of
+scripts, and the refusal of those that no shell would run, each with the mend. A script is
+named after its file, a command after its program. No word is changed.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 
-from gpuq.render import printable
+from gpuq.render import printable, say
 from ledger.errors import RequestError
 
 SCRIPT_MAX_BYTES = 4 * 1024 * 1024
+
+DASHES = "--"
+"""Behind it stands a command, or behind scripts the arguments."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
     """What one job is to run: a script with arguments, or a command."""
 
     name: str
+    path: str = ""
+    """Of the script, as it was typed."""
     script: bytes = b""
     argv: tuple[str, ...] = ()
 
 
-def bodies_of(scripts: Sequence[str], command: Sequence[str], name: str) -> list[Body]:
-    """One body a job: each script, or the command, or the one script with arguments."""
-    if command and len(scripts) > 1:
+def bodies_of(words: Sequence[str], *, is_command: bool) -> list[Body]:
+    """One body a job, from all words behind gpuq's own options.
+
+    A first word that names a file is a script: with arguments, or with further scripts, each
+    a job. Any other, and a compiled program, is a command, as all words are where
+    ``is_command``: they stood behind ``--``.
+    """
+    if not words:
         raise RequestError(
-            f"{len(scripts)} scripts before -- and arguments behind it: submit them one by one"
+            "nothing to submit: name a script or a command: gpuq submit python3 train.py"
         )
-    if not scripts:
-        if not command:
-            raise RequestError(
-                "nothing to submit: name a script, or put -- before a command: "
-                "gpuq submit -- python3 train.py"
-            )
-        if not command[0]:
-            raise RequestError("the command behind -- is empty: name a program")
-        return [Body(name=name or os.path.basename(command[0]) or command[0], argv=tuple(command))]
-    if name and len(scripts) > 1:
-        raise RequestError("--name names one job: submit these scripts one by one")
+    first, *rest = words
+    if is_command:
+        return [_command(words)]
+    if not _names_script(first):
+        _tell_of_a_missing_program(first)
+        return [_command(words)]
+    further = len(list(takewhile(_is_script, rest)))
+    scripts, behind = words[: further + 1], rest[further:]
+    if behind[:1] == [DASHES]:
+        return _scripts(scripts, behind[1:])
+    if behind and further:
+        raise RequestError(
+            f"{printable(scripts[1])} is a script, {printable(behind[0])} is none: put -- before "
+            f"the arguments of {printable(first)}, or submit several scripts without arguments"
+        )
+    return _scripts(scripts, behind)
+
+
+def _names_script(word: str) -> bool:
+    """Whether it is a file that is no program, or can only be a mistyped one."""
+    if _begins_with(word, b"\x7fELF") and os.access(word, os.X_OK):
+        return False
+    return os.path.isfile(word) or "/" in word or word in (".", "..") or word.endswith(".sh")
+
+
+def _tell_of_a_missing_program(word: str) -> None:
+    if word and shutil.which(word) is None:
+        say(f"{word!r} is no file here and no program here: it must be one on the node")
+
+
+def _is_script(word: str) -> bool:
+    """Whether a further word is a job of its own: a file named ``.sh``, or with a #! line."""
+    return _begins_with(word, b"" if word.endswith(".sh") else b"#!")
+
+
+def _begins_with(path: str, start: bytes) -> bool:
+    """Whether a file is there that does; a pipe is none, and keeps what it holds."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(start)) == start
+    except OSError:
+        return False
+
+
+def _command(words: Sequence[str]) -> Body:
+    if not words[0]:
+        raise RequestError("the command is empty: name a program")
+    return Body(name=os.path.basename(words[0]) or words[0], argv=tuple(words))
+
+
+def _scripts(paths: Sequence[str], arguments: Sequence[str]) -> list[Body]:
+    if arguments and len(paths) > 1:
+        raise RequestError(
+            f"{len(paths)} scripts before -- and arguments behind it: submit them one by one"
+        )
     return [
-        Body(name=name or Path(script).name, script=read_script(script), argv=tuple(command))
-        for script in scripts
+        Body(name=Path(path).name, path=path, script=read_script(path), argv=tuple(arguments))
+        for path in paths
     ]
 
 

@@ -1,13 +1,16 @@
-"""Which job is meant: by id, by a unique beginning of one, by name, or ``last``.
+"""Which jobs are meant: by id, by a unique beginning of one, by name, ``last``, ``A..B``, ``all``.
 
-Owns the order of these readings. Where a name stands for several jobs, the newest one that
-is open is meant, else the newest; that is said, never silent. Whatever else is ambiguous
-is a RequestError that lists the candidates.
+Owns the order of these readings. ``A..B`` is what A's submitter sent from A to B, in order of
+arrival; ``all`` is what this user sent that has not ended. Where a name stands for several
+jobs, the newest one that is open is meant, else the newest; that is said, never silent.
+Whatever else is ambiguous is a RequestError that lists the candidates.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpuq.client import Client
@@ -21,6 +24,11 @@ PREFIX_MIN_CHARACTERS = 2
 """A single letter would too easily be the beginning of a job that nobody meant."""
 
 LAST = "last"
+ALL = "all"
+RANGE = ".."
+
+SELECTORS = "Ids, beginnings of ids, names, 'last', ID..ID or 'all'."
+"""Help of an argument that takes several jobs."""
 
 _PREFIX = re.compile(rf"[a-z2-7]{{{PREFIX_MIN_CHARACTERS},7}}")
 _SHOWN_CANDIDATES = 5
@@ -56,6 +64,52 @@ def select(client: Client, view: View, text: str) -> JobId:
         f"no job {printable(text)!r}: name an id, at least 2 characters of its beginning, a "
         "job's name or 'last'; 'gpuq status' lists them"
     )
+
+
+def select_many(
+    client: Client, view: View, texts: Sequence[str], *, asks_for_all: bool
+) -> list[JobId]:
+    """The ids that ``texts`` stand for, each once, in order.
+
+    Raises RequestError as ``select`` does, where nothing is meant, and where the user says no
+    when asked whether really ``all`` are meant (on a terminal only).
+    """
+    ids: dict[JobId, None] = {}
+    for text in texts:
+        if text == ALL:
+            ids.update(dict.fromkeys(_all(client, view, asks=asks_for_all)))
+        elif RANGE in text:
+            ids.update(dict.fromkeys(_range(client, view, text)))
+        else:
+            ids[select(client, view, text)] = None
+    return list(ids)
+
+
+def _all(client: Client, view: View, *, asks: bool) -> list[JobId]:
+    user = client.settings.user.value
+    ids = [job.id for job in view.open_jobs() if job.spec.user == user]
+    if not ids:
+        raise RequestError(f"no job of {printable(user)} is open")
+    if asks and sys.stdin.isatty():
+        count = f"the {len(ids)} open jobs" if len(ids) > 1 else "the one open job"
+        print(f"All? That is {count} of {printable(user)}. [y/N] ", end="", file=sys.stderr)
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise RequestError("nothing was changed")
+    return ids
+
+
+def _range(client: Client, view: View, text: str) -> list[JobId]:
+    ends = [select(client, view, part) for part in text.split(RANGE, 1) if part]
+    jobs = [view.state.jobs[job] for job in ends if job in view.state.jobs]
+    if len(jobs) != 2:
+        raise RequestError(f"{printable(text)!r} is no range: say ID..ID, two jobs of this ledger")
+    first, last = sorted(job.arrival for job in jobs)
+    return [
+        job.id
+        for job in sorted(view.state.jobs.values(), key=lambda job: job.arrival)
+        if first <= job.arrival <= last and job.spec.user == jobs[0].spec.user
+    ]
 
 
 def remember_last(client: Client, job: JobId) -> None:

@@ -7,11 +7,12 @@ and says so.
 from __future__ import annotations
 
 import sys
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
 
-from gpuq.client import Client, open_client
+from gpuq.client import open_client
 from gpuq.job import (
     ATTEMPT_CUTS,
     ATTEMPT_HEADER,
@@ -22,6 +23,7 @@ from gpuq.job import (
     Shown,
     archived_json,
 )
+from gpuq.jobfilter import JobFilter, parse_filter
 from gpuq.render import (
     local_time,
     print_clauses,
@@ -55,25 +57,33 @@ def status(
         typer.Argument(metavar="JOB", help="An id, the beginning of one, a name, or 'last'."),
     ] = None,
     *,
+    state: Annotated[
+        str, typer.Option("--state", help="Only jobs in these states: running,failed.")
+    ] = "",
+    org: Annotated[str, typer.Option("--org", help="Only jobs of this organization.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", help="Of those that ended, only since: 2h (ago).")
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help="At most so many that wait or ended.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Stable JSON; see docs/CLI.md.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it again every 2 seconds.")
     ] = False,
 ) -> None:
     """Show what runs, waits and ended; with an ID that job and all its attempts."""
+    if job is not None and (state or org or since or limit is not None):
+        raise RequestError("--state, --org, --since and --limit choose among all: name no job")
     client = open_client(context)
-    show_status(client, job, json=json, watch=watch)
-
-
-def show_status(client: Client, job: str | None, *, json: bool, watch: bool) -> None:
-    """Once, or until interrupted."""
+    asked = parse_filter(state, org, since, client.store.clock_ms())
     journal = client.load_journal()
     while True:
         view = read_view(journal, client.settings.timings)
         if watch and sys.stdout.isatty():
             sys.stdout.write(_CLEAR)
         if job is None:
-            _show_all(view, json=json)
+            _show_all(view, asked, limit, json=json)
         else:
             _show_one(view, select(client, view, job), json=json)
         if not watch:
@@ -83,20 +93,23 @@ def show_status(client: Client, job: str | None, *, json: bool, watch: bool) -> 
         journal.follow()
 
 
-def _show_all(view: View, *, json: bool) -> None:
+def _show_all(view: View, asked: JobFilter, limit: int | None, *, json: bool) -> None:
     shown = Shown(view)
-    open_jobs = sorted(view.open_jobs(), key=lambda job: _ORDER.index(job.state))
-    ended_jobs = view.ended_jobs(ENDED_SHOWN)
+    by_state = sorted(view.open_jobs(), key=lambda job: _ORDER.index(job.state))
+    open_jobs = [job for job in by_state if asked.passes(job)]
+    ended_jobs = _ended(view, asked, limit)
     if json:
-        print_json(_overview_json(view, shown, open_jobs, ended_jobs))
+        listed = _first(open_jobs, limit)
+        print_json(_overview_json(view, shown, listed, ended_jobs))
         return
     print_clauses(summary(view))
-    listed = _on_screen(open_jobs)
+    listed = _first(open_jobs, WAITING_ON_A_TERMINAL if _is_cut(asked, limit) else limit)
     if listed:
         print()
         print_table(OPEN_HEADER, [shown.open_row(job) for job in listed], OPEN_CUTS)
     if len(listed) < len(open_jobs):
-        print(f"... and {len(open_jobs) - len(listed)} more that wait; piped, all are listed")
+        mend = "" if limit is not None else "; '--limit N' shows more, and piped, all are listed"
+        print(f"... and {len(open_jobs) - len(listed)} more that wait{mend}")
     if ended_jobs:
         print("\nended last:")
         print_table(ENDED_HEADER, [shown.ended_row(job) for job in ended_jobs], ENDED_CUTS)
@@ -104,12 +117,24 @@ def _show_all(view: View, *, json: bool) -> None:
         print(printable(f"refused: {job}: {reason}"))
 
 
-def _on_screen(jobs: list[Job]) -> list[Job]:
-    """All that run, and on a terminal the first of those that wait."""
-    if not sys.stdout.isatty():
+def _ended(view: View, asked: JobFilter, limit: int | None) -> list[Job]:
+    """The newest first; all that were asked for, where a time or a state was."""
+    chosen = [job for job in view.ended_jobs(len(view.state.ended)) if asked.passes(job)]
+    if limit is None and (asked.since_at or asked.states):
+        return chosen
+    return chosen[: ENDED_SHOWN if limit is None else limit]
+
+
+def _is_cut(asked: JobFilter, limit: int | None) -> bool:
+    """Whether a long queue is shown by its beginning only."""
+    return limit is None and not asked.states and sys.stdout.isatty()
+
+
+def _first(jobs: list[Job], limit: int | None) -> list[Job]:
+    """All that run, and the first ``limit`` of those that wait."""
+    if limit is None:
         return jobs
-    running = sum(not job.state.queued for job in jobs)
-    return jobs[: running + WAITING_ON_A_TERMINAL]
+    return jobs[: sum(not job.state.queued for job in jobs) + limit]
 
 
 def summary(view: View) -> list[str]:
@@ -121,6 +146,8 @@ def summary(view: View) -> list[str]:
     nodes = _node_counts(view.state)
     parts.append(f"{nodes['up']} node{_s(nodes['up'])} up")
     parts.extend(f"{nodes[what]} {what}" for what in ("draining", "silent") if nodes[what])
+    if price := price_micros(view.state):
+        parts.append(f"{Decimal(price) / 1_000_000:.2f} an hour")
     if view.unposted_facts:
         parts.append(f"{view.unposted_facts} report{_s(view.unposted_facts)} not yet posted")
     return [", ".join(parts), _as_of(view), _leader(view)]
@@ -178,6 +205,15 @@ def _serves(state: State, node: Node) -> bool:
     return any(worker.ready and not worker.retired for worker in workers)
 
 
+def price_micros(state: State) -> int:
+    """What the nodes that serve cost an hour, in millionths; each told its own price."""
+    return sum(
+        max(state.workers[name].price_micros for name in node.workers)
+        for node in state.nodes.values()
+        if _serves(state, node)
+    )
+
+
 def _overview_json(view: View, shown: Shown, jobs: list[Job], ended: list[Job]) -> dict[str, Any]:
     leadership = view.leadership
     return {
@@ -194,6 +230,7 @@ def _overview_json(view: View, shown: Shown, jobs: list[Job], ended: list[Job]) 
         },
         "counts": _counts(view),
         "nodes": _node_counts(view.state),
+        "price_micros_per_hour": price_micros(view.state) or None,
         "jobs": [shown.json(job) for job in jobs],
         "ended": [shown.json(job) for job in ended],
         "refused": [{"id": job, "reason": reason} for job, reason in view.state.refused.items()],

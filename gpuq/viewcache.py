@@ -1,6 +1,7 @@
 """The journal as this machine last folded it, so that the next command need not fold it again.
 
-Owns ``view`` in the ledger's local folder, in the encoding of a checkpoint. Commands that
+Owns ``view`` in the ledger's local folder, in the encoding of a checkpoint, and ``store``
+beside it, the address under which that ledger was read. Commands that
 show or ask for something read it; roles, which decide, read the bucket alone. It is only a
 cache: what cannot be read, is of another ledger, is older than a checkpoint or does not
 agree with its page is passed over, and what cannot be written is not. Neither is an error.
@@ -33,8 +34,21 @@ def load_journal(store: Store, ledger: str, path: Path) -> Journal:
     journal = Journal(store, ledger)
     pages = journal.load(saved=_find_saved(store, ledger, path))
     if len(pages) >= KEPT_AFTER_PAGES:
-        _keep(path, journal.projection.state)
+        _keep(path, journal.projection.state, store.url)
     return journal
+
+
+def find_kept_state(state_dir: Path, url: str) -> State | None:
+    """What is kept of the ledger at ``url``, however old it is; no request."""
+    for note in state_dir.glob("*/store"):
+        try:
+            is_meant = note.read_text() == url
+        except OSError:
+            continue
+        if is_meant:
+            saved = _read(note.with_name("view"))
+            return saved.state if saved is not None else None
+    return None
 
 
 def _find_saved(store: Store, ledger: str, path: Path) -> State | None:
@@ -67,7 +81,7 @@ def _newest_checkpoint(store: Store) -> int:
     return -1
 
 
-def _keep(path: Path, state: State) -> None:
+def _keep(path: Path, state: State, url: str) -> None:
     """Replace the view; for this user's eyes only, as a job's variables stand in it."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
@@ -75,6 +89,7 @@ def _keep(path: Path, state: State) -> None:
         with open(fresh, "wb", opener=_private) as file:
             file.write(encode_checkpoint(state))
         fresh.replace(path)
+        path.with_name("store").write_text(url)
     except OSError:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)

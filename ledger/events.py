@@ -82,6 +82,20 @@ LEAD_SIGNALS = {
 """What may be sent to a job before its time limit, with the numbers of Linux."""
 
 
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tree of files in a private copy of which a job runs."""
+
+    manifest: str
+    """sha256 of the blob with its ``ledger.archive.Manifest``."""
+    directory: str = ""
+    """Where in the tree the job begins; empty: at its root."""
+    commit: str = ""
+    """Of the git checkout that it was taken of; empty where it was none."""
+    branch: str = ""
+    dirty: bool = False
+    """It differs from ``commit``."""
+
+
 class ArraySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Many runs of one job, told apart by an index."""
 
@@ -140,6 +154,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_output_tokens: int = 0
     resumable: bool = False
     """It saves at TERM, exits with 75 and goes on where it was in its next attempt."""
+    words: str = ""
+    """sha256 of the blob that holds ``argv`` and ``env``, where these are too long for a fact
+    (``ledger.words``); both are empty then."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables whose values the node holds; no value stands in a ledger."""
+    snapshot: Snapshot | None = None
+    """None: it runs in ``cwd`` as that is on the node."""
     array: ArraySpec | None = None
     """It stands for so many members, each a job of its own once it begins."""
 

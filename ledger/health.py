@@ -38,7 +38,8 @@ NODES_MAX = 8
 
 def command_of(spec: JobSpec) -> str:
     """Fingerprint of what would run: script, arguments and working directory."""
-    text = "\0".join((spec.script, spec.cwd, *spec.argv))
+    long_words = (spec.words,) if spec.words else ()
+    text = "\0".join((spec.script, spec.cwd, *spec.argv, *long_words))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -94,6 +95,9 @@ class HealthLog:
             record = self._record(command)
             _move(node, record.succeeded_on, record.failed_on)
             self._blame(node, job, command, record)
+            attempt.excused = bool(self._state.nodes[node].health.blocked) and not fails_elsewhere(
+                self._state, command, node
+            )
         elif succeeded(attempt):
             record = self._record(command)
             _move(node, record.failed_on, record.succeeded_on)

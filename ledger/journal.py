@@ -113,8 +113,8 @@ class Journal:
         self.projection = Projection(state or State(ledger=self.ledger))
         return self.follow()
 
-    def follow(self) -> list[Page]:
-        """Fold all pages that are there; returns them.
+    def follow(self, *, batch_max: int = BATCH_MAX) -> list[Page]:
+        """Fold all pages that are there; returns them. ``batch_max`` are fetched at once.
 
         A page is folded when its successor has vouched for its hash, or when there is none:
         what was changed behind the newest page is found before anything rests on it.
@@ -122,7 +122,7 @@ class Journal:
         pages: list[Page] = []
         seq, sha256 = self.projection.state.seq, self.projection.state.page_sha256
         held: Page | None = None
-        for key, body in self._unread():
+        for key, body in self._unread(batch_max):
             try:
                 page = decode_journal_page(body, key)
             except UpgradeError:
@@ -135,10 +135,10 @@ class Journal:
         self._fold(held, sha256)
         return pages
 
-    def _unread(self) -> Iterator[tuple[str, bytes]]:
+    def _unread(self, batch_max: int) -> Iterator[tuple[str, bytes]]:
         """Keys and bodies of the pages after the last folded one, durable.
 
-        One GET where there is none; while pages come, batches that double up to 16.
+        One GET where there is none; while pages come, batches that double up to ``batch_max``.
         """
         first, batch = self.projection.state.seq + 1, 1
         while True:
@@ -151,7 +151,7 @@ class Journal:
                     return
                 yield key, body
             first += batch
-            batch = min(2 * batch, BATCH_MAX)
+            batch = min(2 * batch, batch_max)
 
     def post(self, page: Page, *, patience_ms: int) -> Won | Lost:
         """Create the page. Raises InDoubtError when its fate is not known in time.

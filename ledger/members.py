@@ -51,6 +51,22 @@ class Members(Transitions):
 
     def _split(self, job_id: JobId) -> Job | None:
         """Make a member that waits as part of its array wait by itself, in the same place."""
+        job = self.member_left(job_id)
+        if job is None:
+            return None
+        whole = self.state.jobs[JobId(job_id.partition("_")[0])]
+        _, array = _array_of(whole)
+        self.state.jobs[job_id] = job
+        if array.suspended:
+            self.fair.resume(self.flow_of(job), 1)
+        _take(array, job.arrival - array.first_arrival)
+        whole.arrival = array.first_arrival + array.next
+        self.touch(job)
+        self.follow(job)
+        return job
+
+    def member_left(self, job_id: JobId) -> Job | None:
+        """The job that a member which is left would be; None where the id names no such member."""
         named = member_of(job_id)
         whole = self.state.jobs.get(named[0]) if named is not None else None
         if named is None or whole is None or whole.array is None or not whole.state.queued:
@@ -59,7 +75,7 @@ class Members(Transitions):
         position = position_of(spec, named[1])
         if position is None or position < array.next or position in array.taken:
             return None
-        job = Job(
+        return Job(
             spec=member_spec(whole.spec, named[1]),
             arrival=array.first_arrival + position,
             submitted_at=whole.submitted_at,
@@ -68,14 +84,6 @@ class Members(Transitions):
             moved=whole.moved,
             standing=whole.standing,
         )
-        self.state.jobs[job_id] = job
-        if array.suspended:
-            self.fair.resume(self.flow_of(job), 1)
-        _take(array, position)
-        whole.arrival = array.first_arrival + array.next
-        self.touch(job)
-        self.follow(job)
-        return job
 
     def follow(self, job: Job) -> None:
         """Take over into its array where a member stands; nothing for any other job."""

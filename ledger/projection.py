@@ -27,6 +27,7 @@ from ledger.policy import Refusal
 from ledger.rates import admits, next_due
 from ledger.state import (
     INTRUDERS_MAX,
+    UNEXPLAINED,
     Attempt,
     Job,
     NodeHealth,
@@ -161,7 +162,7 @@ class Projection(Decided):
                 self._policy(fact)
             case e.DrainRequested():
                 node = self.node(fact.node)
-                node.drained = fact.reason or node.drained or "drained"
+                node.drained = fact.reason or node.drained or UNEXPLAINED
                 node.drained_by, node.drained_now = fact.by, fact.now
                 self.touch_node(fact.node)
             case e.UndrainRequested():
@@ -280,7 +281,7 @@ class Projection(Decided):
         node.machine = fact.machine
         node.liveness = Liveness.FRESH
         worker.writer, worker.slot, worker.declared_pool = fact.writer, fact.slot, fact.pool
-        worker.incarnation = fact.incarnation
+        worker.incarnation, worker.price_micros = fact.incarnation, fact.price_micros
         worker.ready, worker.retired, worker.problem = True, "", ""
         self.advance_cursor(worker, fact.cursor)
         self.resolve_pool(worker)

@@ -46,6 +46,10 @@ GRACE_MS = Timings().grace_ms
 """Between TERM and KILL where nobody says anything: a grace is compared with that."""
 
 
+UNEXPLAINED = "drained"
+"""The reason of a drain for which its user gave none."""
+
+
 class Phase(IntEnum):
     """Where an attempt stands. It only moves forward, except that LOST may be found."""
 
@@ -81,6 +85,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     ran: bool = True
     settled: bool = False
     superseded: bool = False
+    excused: bool = False
+    """It failed within seconds of its start, and its node is blocked for that."""
     retried: bool = False
     """A user asked for a further attempt after this one was lost."""
     log_bytes: int = 0
@@ -233,6 +239,8 @@ class Worker(msgspec.Struct, kw_only=True):
     incarnation: int = 0
     """Both of its newest incarnation that was admitted."""
     slot: Slot = Slot(kind="cpu", index=0)
+    price_micros: int = 0
+    """What its whole node costs an hour, as the worker was told."""
     cursor: int = 0
     next_message: int = 0
     messages: dict[int, AnyMessage] = {}

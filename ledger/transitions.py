@@ -241,7 +241,8 @@ class Transitions:
     def try_again(self, job: Job, reason: str, until: int) -> None:
         """Put a job that failed off; it will wait behind all that wait now."""
         flow = self.flow_of(job).id
-        self.state.retry_budgets[flow] = self.retry_budget(flow) - 1_000
+        if job.last is None or not job.last.excused:
+            self.state.retry_budgets[flow] = self.retry_budget(flow) - 1_000
         self.reopen(job, JobState.HELD)
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
@@ -403,8 +404,16 @@ class Transitions:
         self.touched.workers.update(dict.fromkeys(self.state.nodes[name].workers))
 
     def block(self, name: NodeName, health: NodeHealth) -> None:
-        """Let the node take no jobs, or again some, as ``health`` says."""
-        self.state.nodes[name].health = health
+        """Let the node take no jobs, or again some, as ``health`` says.
+
+        If it takes none, what failed there in a row uses up none of its jobs' retries.
+        """
+        node = self.state.nodes[name]
+        if health.blocked:
+            jobs = {failure.job for failure in node.health.failures} & self.state.jobs.keys()
+            for attempt in (a for job in jobs for a in self.state.jobs[job].attempts):
+                attempt.excused |= attempt.lead in node.workers and failed_fast(attempt)
+        node.health = health
         self.touch_node(name)
 
     def probe(self, name: NodeName, attempt: AttemptRef | None) -> None:

@@ -44,7 +44,7 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     stops: tuple[Stop, ...]
     losses: tuple[Loss, ...]
     litter: tuple[AttemptRef, ...]
-    """Prepared and never launched, and of no use any more."""
+    """Never launched and of no use any more, or not even prepared to its end."""
 
 
 def take_stock(
@@ -60,6 +60,7 @@ def take_stock(
     running = [ref for ref, standing in here.items() if standing == "running"]
     over = [ref for ref, standing in here.items() if standing in ("ended", "dead")]
     prepared = [ref for ref, standing in here.items() if standing == "prepared"]
+    begun = [ref for ref, standing in here.items() if standing == "absent"]
     owned = {AttemptRef(job.id, attempt.number): attempt for job, attempt in _led(state, worker)}
     losses = [
         Loss(ref, ref not in prepared)
@@ -76,8 +77,9 @@ def take_stock(
         ),
         stops=tuple(stop for ref in running if (stop := _find_stop(state, ref)) is not None),
         losses=tuple(losses),
-        litter=tuple(
-            ref for ref in prepared if ref not in owned or owned[ref].phase >= Phase.STARTED
+        litter=(
+            *begun,
+            *(ref for ref in prepared if ref not in owned or owned[ref].phase >= Phase.STARTED),
         ),
     )
 

@@ -49,7 +49,7 @@ def node_beat(
                 statuses[name],
                 _running_on(name, statuses),
                 by_index.get(slot.index),
-                alive=host.runs(name),
+                alive=host.runs(host.process_of(name)),
                 disk_problem=disk_problem,
             )
             for name, slot in slots.items()
@@ -71,7 +71,8 @@ def _disk_problem(state_dir: Path, free_bytes: Mapping[str, int]) -> str:
     free = free_bytes.get(str(state_dir))
     if free is None or free >= DISK_FREE_MIN_BYTES:
         return ""
-    return f"the disk of {state_dir} is full: free some space there"
+    least_mib = DISK_FREE_MIN_BYTES // 1024**2
+    return f"less than {least_mib} MiB are free on the disk of {state_dir}: make room there"
 
 
 def _running_on(name: WorkerName, statuses: Mapping[WorkerName, WorkerStatus | None]) -> str:

@@ -12,16 +12,20 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
+import msgspec
+
 from ledger.claims import read_claim
 from ledger.errors import LedgerError, RequestError
-from ledger.events import Claim, RunMessage, encode
+from ledger.events import Claim, JobSpec, RunMessage, encode
 from ledger.journal import new_put_id
 from ledger.keys import blob_key, claim_key
 from ledger.names import WriterName
 from ledger.stores.base import Lost
+from ledger.words import with_words
 from roles.context import Context
 from roles.jobplan import JobBase, plan_of
 from roles.launcher import JobHandle, Plan
+from roles.snapshots import place_snapshot
 
 Owner = Literal["mine", "revoked", "former"]
 """This incarnation's, taken back by a leader, or a former incarnation's."""
@@ -98,25 +102,36 @@ class Claiming:
 def prepare_claim(
     context: Context, message: RunMessage, handle: JobHandle, base: JobBase, free_port: int
 ) -> Claiming:
-    """Fetch the script and write down what is about to be claimed; durable on return.
+    """Fetch all that the job runs, and write down what is about to be claimed; durable on return.
 
-    Raises TransientError, or RequestError where the disk does not take it.
+    The private copy of a snapshot need not be durable: no attempt survives a power cut. Raises
+    TransientError, or RequestError where the disk does not take it.
     """
-    script, unfit = _script(context, message)
+    script, words, unfit = _blobs(context, message.job)
     was_prepared = handle.state() == "prepared"
-    plan = plan_of(context, message, handle, script, base, free_port)
+    snapshot = message.job.snapshot
+    if snapshot is not None and not unfit:
+        unfit = place_snapshot(context, base.boot_id, snapshot, handle.tree_path)
+    spec = message.job if words is None else with_words(message.job, words)
+    typed = msgspec.structs.replace(message, job=spec)
+    plan = plan_of(context, typed, handle, script, base, free_port)
     handle.prepare(plan, script)
     return Claiming(context, message, handle, plan, unfit=unfit, was_prepared=was_prepared)
 
 
-def _script(context: Context, message: RunMessage) -> tuple[bytes | None, str]:
-    """The script, if the job has one, and why it cannot be had."""
-    sha256 = message.job.script
+def _blobs(context: Context, spec: JobSpec) -> tuple[bytes | None, bytes | None, str]:
+    """The script and the long words, if the job has them, and why one cannot be had."""
+    script, no_script = _blob(context, spec.script, "script")
+    words, no_words = _blob(context, spec.words, "command")
+    return script, words, no_script or no_words
+
+
+def _blob(context: Context, sha256: str, what: str) -> tuple[bytes | None, str]:
     if not sha256:
         return None, ""
-    script = context.store.get(blob_key(sha256))
-    if script is None:
-        return None, f"its script {blob_key(sha256)} is not in the store: submit it again"
-    if hashlib.sha256(script).hexdigest() != sha256:
-        return None, f"its script {blob_key(sha256)} is not what was submitted: submit it again"
-    return script, ""
+    blob = context.store.get(blob_key(sha256))
+    if blob is None:
+        return None, f"its {what} {blob_key(sha256)} is not in the store: submit it again"
+    if hashlib.sha256(blob).hexdigest() != sha256:
+        return None, f"its {what} {blob_key(sha256)} is not what was submitted: submit it again"
+    return blob, ""

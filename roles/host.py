@@ -1,8 +1,10 @@
 """The processes of one node, as its supervisor handles them.
 
-Owns starting, finding and signalling workers and the dispatcher on this machine. Each is
-a session of its own, so that none ends with another; whether one runs is told by its lock,
-whoever started it. The simulation puts its own ``Host`` in the place of ``LocalHost``.
+Owns starting, finding and signalling workers and the dispatcher on this machine. Each process
+is a session of its own, so that none ends with another; whether one runs is told by its lock,
+whoever started it. A worker of a GPU has a process of its own. Those of CPU slots, of which a
+node that calls an external service may have many, share one. The simulation puts its own
+``Host`` in the place of ``LocalHost``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -27,7 +29,10 @@ from roles.status import WorkerStatus, read_status
 from roles.tmux import TmuxError, Windows
 
 DISPATCHER = "dispatcher"
-"""The name of a node's dispatcher among its processes; the others are workers."""
+"""The name of a node's dispatcher among its processes; the others are of workers."""
+
+CPU_WORKERS = "cpu-workers"
+"""The name of the process that its CPU slots share; other workers' have the worker's name."""
 
 _EXIT_CODE_TRIES = 5
 _EXIT_CODE_PAUSE_MS = 50
@@ -43,6 +48,9 @@ _DISKS = ("/", "/dev/shm")
 
 class Host(Protocol):
     """A node's processes by name: its workers', and ``DISPATCHER``."""
+
+    def process_of(self, worker: WorkerName) -> str:
+        """The name of its process, which may serve other slots as well."""
 
     def take(self) -> bool:
         """Become this node's only supervisor; False where there is one."""
@@ -68,6 +76,9 @@ class Host(Protocol):
     def signal(self, name: str, signum: signal.Signals) -> None:
         """Signal it, if it is certain which process that is."""
 
+    def dismiss(self, worker: WorkerName) -> None:
+        """Have a worker that runs end what is underway, because its slot is not offered."""
+
     def status(self, name: str) -> WorkerStatus | None:
         """What a worker said last of itself; of the dispatcher, which process it is."""
 
@@ -78,64 +89,105 @@ class Host(Protocol):
         """Free space by mount point; what cannot be read is absent."""
 
 
-class LocalHost:
-    """This machine. ``argv`` holds the whole command of each process that is to be kept alive,
-    and ``leaving_argv`` gives that of a worker which only ends what is underway.
+class Commands(Protocol):
+    """The whole commands of a node's processes."""
 
-    With ``tmux_session`` workers run in its windows. Where tmux cannot be reached they run
-    detached, as all else does: without a terminal, their output in the node's ``log`` folder.
+    def workers(self, slots: Mapping[WorkerName, Slot]) -> Sequence[str]:
+        """Of the process that serves these slots."""
+
+    def leaving(self, worker: WorkerName, slot: Slot) -> Sequence[str]:
+        """Of a worker that only ends what is underway on a slot."""
+
+    def dispatcher(self) -> Sequence[str]:
+        """Of the node's dispatcher."""
+
+
+class LocalHost:
+    """This machine, and the processes that serve ``slots`` of it.
+
+    With ``tmux_session`` workers run in its windows, each in a process of its own. Where tmux
+    cannot be reached they run detached, as all else does: without a terminal, their output in
+    the node's ``log`` folder.
     """
 
     def __init__(
         self,
         context: Context,
         node: str,
-        argv: Mapping[str, Sequence[str]],
-        leaving_argv: Callable[[WorkerName, Slot], Sequence[str]],
+        slots: Mapping[WorkerName, Slot],
+        commands: Commands,
         tmux_session: str = "",
     ) -> None:
         self._context = context
         self._folder = context.node_dir(node)
-        self._argv = dict(argv)
-        self._leaving_argv = leaving_argv
+        self._commands = commands
+        self._slots = slots
+        self._workers: dict[str, list[WorkerName]] = {}
+        """By process, whom it serves."""
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._windows = Windows(tmux_session, self._folder / "windows") if tmux_session else None
         self._in_windows: dict[str, Identity | None] = {}
         """What was started in a window; None if it ended before it could be identified."""
         self._lock: FileLock | None = None
+        for worker in slots:
+            self._workers.setdefault(self.process_of(worker), []).append(worker)
+
+    def process_of(self, worker: WorkerName) -> str:
+        slot = self._slots.get(worker)
+        shares = slot is not None and slot.kind == "cpu" and self._windows is None
+        return CPU_WORKERS if shares else worker
 
     def take(self) -> bool:
         lock = self._folder / "supervisor.lock"
         self._lock = FileLock.take_soon(lock, self._context.clock)  # the workers look at it
+        if self._lock is not None:
+            self._end_what_serves_others()
         return self._lock is not None
+
+    def _end_what_serves_others(self) -> None:
+        """A former supervisor's shared process may have been started for other slots.
+
+        It is killed, because a process that is killed costs nothing, and the slots that this
+        supervisor adds would else wait for the jobs of the others.
+        """
+        workers = self._workers.get(CPU_WORKERS, [])
+        served = [worker for worker in workers if is_locked(self._lock_of(worker))]
+        if served and served != workers:
+            self.signal(CPU_WORKERS, signal.SIGKILL)
 
     def release(self) -> None:
         if self._windows is not None:
-            for name in self._argv:
+            for name in self._workers:
                 self._windows.close(name)
         if self._lock is not None:
             self._lock.release()
 
     def start(self, name: str, leaving: Slot | None = None) -> None:
-        if leaving is not None:
-            self._argv[name] = self._leaving_argv(WorkerName(name), leaving)
-        if name == DISPATCHER or not self._start_in_window(name):
-            self._start_detached(name)
+        if name == DISPATCHER:
+            self._start_detached(name, self._commands.dispatcher())
+            return
+        if leaving is None:
+            argv = self._commands.workers({w: self._slots[w] for w in self._workers[name]})
+        else:
+            argv = self._commands.leaving(WorkerName(name), leaving)
+            self._workers[name] = [WorkerName(name)]
+        if not self._start_in_window(name, argv):
+            self._start_detached(name, argv)
 
-    def _start_in_window(self, name: str) -> bool:
+    def _start_in_window(self, name: str, argv: Sequence[str]) -> bool:
         if self._windows is None:
             return False
         try:
-            self._in_windows[name] = self._windows.start(name, self._argv[name])
+            self._in_windows[name] = self._windows.start(name, argv)
         except TmuxError as error:
             log.warning("runs detached", process=name, reason=str(error))
             return False
         return True
 
-    def _start_detached(self, name: str) -> None:
+    def _start_detached(self, name: str, argv: Sequence[str]) -> None:
         with self._open_log(name) as output:
             self._children[name] = subprocess.Popen(
-                self._argv[name],
+                argv,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -157,8 +209,12 @@ class LocalHost:
         return (
             (child is not None and child.poll() is None)
             or (in_window is not None and is_alive(in_window))
-            or is_locked(self._lock_of(name))
+            or all(is_locked(self._lock_of(worker)) for worker in self._served_by(name))
         )
+
+    def _served_by(self, name: str) -> Sequence[str]:
+        """Of a process, who holds a lock: its workers, or the dispatcher itself."""
+        return self._workers.get(name, [name])
 
     def ended(self, name: str) -> int | str | None:
         if name in self._in_windows:
@@ -185,13 +241,30 @@ class LocalHost:
         child = self._children.get(name)
         if child is not None and child.poll() is None:
             child.send_signal(signum)
-            return
         in_window = self._in_windows.get(name)
-        if in_window is not None and signal_process(in_window, signum):
+        if in_window is not None:
+            signal_process(in_window, signum)
+        known = {child.pid if child is not None else 0, in_window.pid if in_window else 0}
+        for process in self._lock_holders(name):
+            if process.pid not in known:  # a former supervisor started it
+                signal_process(process, signum)
+
+    def _lock_holders(self, name: str) -> list[Identity]:
+        """As they say themselves; each once."""
+        locked = [w for w in self._served_by(name) if is_locked(self._lock_of(w))]
+        statuses = [self.status(worker) for worker in locked]
+        processes = [status.process for status in statuses if status and status.process]
+        return list(dict.fromkeys(processes))
+
+    def dismiss(self, worker: WorkerName) -> None:
+        status = self.status(worker)
+        if status is None or status.process is None or not is_locked(self._lock_of(worker)):
             return
-        status = self.status(name)
-        if status is not None and status.process is not None:
-            signal_process(status.process, signum)
+        others = (self.status(other) for other in self._slots)
+        if any(other is not None and other.process == status.process for other in others):
+            signal_process(status.process, signal.SIGKILL)  # it serves slots that stay as well
+        else:
+            signal_process(status.process, signal.SIGUSR1)
 
     def status(self, name: str) -> WorkerStatus | None:
         return read_status(self._place_of(name))

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from roles.jobsecrets import SecretError, read_secrets
 from roles.processes import boot_id, boot_ms
 
 PR_SET_PDEATHSIG = 1
@@ -95,8 +96,13 @@ def _too_late(plan: Mapping[str, Any]) -> str | None:
 
 def _execute(job_dir: Path, plan: Mapping[str, Any]) -> NoReturn:
     program, *_ = plan["argv"]
+    try:
+        secrets = read_secrets(plan["secrets_dir"], plan["secrets"])
+    except SecretError as error:
+        raise NoExecError("failed_to_start", NOT_EXECUTABLE_RC, str(error)) from error
     env = {
         **plan["env"],
+        **secrets,
         "GPUQ_TOKEN": plan["token"],
         "GPUQ_CANCEL": str(job_dir / "cancel"),
     }

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from ledger.events import RunMessage
+from ledger.events import JobSpec, RunMessage
 from ledger.names import WORKER, WorkerName, token
+from ledger.variables import looks_secret
 from roles.context import Context
 from roles.launcher import JobHandle, Plan, script_argv
 
@@ -20,7 +22,6 @@ _SAFE = frozenset(
      "TMPDIR", "TZ", "USER"}
 )  # fmt: skip
 _SAFE_PREFIXES = ("LC_", "CUDA_", "NCCL_", "NVIDIA_")
-_SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
 
 _TOKEN_CHARACTERS = 26
 
@@ -31,6 +32,8 @@ class JobBase:
 
     boot_id: str
     env: Mapping[str, str]
+    secrets_dir: Path
+    """Where the node's operator puts secrets."""
     mig_uuids: Mapping[int, str] = field(default_factory=dict)
     """By index, the uuids of the node's MIG instances."""
 
@@ -40,7 +43,7 @@ def safe_env(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name in _SAFE or name.startswith(_SAFE_PREFIXES)) and not name.endswith(_SECRET_ENDINGS)
+        if (name in _SAFE or name.startswith(_SAFE_PREFIXES)) and not looks_secret(name)
     }
 
 
@@ -63,8 +66,10 @@ def plan_of(
         slots=message.slots,
         token=token(context.rng, _TOKEN_CHARACTERS),
         argv=spec.argv if script is None else script_argv(handle.script_path, script, spec.argv),
-        cwd=spec.cwd or env.get("HOME", "/"),
+        cwd=_directory(spec, handle) or env.get("HOME", "/"),
         env=env,
+        secrets=spec.secrets,
+        secrets_dir=str(base.secrets_dir),
         time_limit_ms=spec.time_limit_ms or None,
         deadline_boot_ms=spec.deadline_at - epoch_offset_ms if spec.deadline_at else None,
         grace_ms=spec.grace_ms or timings.grace_ms,
@@ -78,8 +83,15 @@ def plan_of(
     )
 
 
+def _directory(spec: JobSpec, handle: JobHandle) -> str:
+    if spec.snapshot is None:
+        return spec.cwd
+    return str(handle.tree_path / spec.snapshot.directory)
+
+
 def _environment(message: RunMessage, handle: JobHandle, base: JobBase) -> dict[str, str]:
     """``GPUQ_TOKEN`` and ``GPUQ_CANCEL`` are added by the runner."""
+    tree = {} if message.job.snapshot is None else {"GPUQ_SNAPSHOT": str(handle.tree_path)}
     return {
         "PYTHONUNBUFFERED": "1",
         **base.env,
@@ -89,6 +101,7 @@ def _environment(message: RunMessage, handle: JobHandle, base: JobBase) -> dict[
         "GPUQ_JOB_ID": message.job.id,
         "GPUQ_ATTEMPT": str(message.attempt),
         "GPUQ_REPORT": str(handle.report_path),
+        **tree,
     }
 
 

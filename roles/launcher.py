@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -41,6 +40,7 @@ from roles.processes import (
 )
 from roles.runner import KILL_PATIENCE_MS, write_file
 from roles.runner import __file__ as RUNNER_PROGRAM
+from roles.snapshots import remove_tree
 
 REAP_QUIET_MS = 200
 """A dead runner's job is gone when nothing of it was seen for so long."""
@@ -72,7 +72,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Looked up in the ``PATH`` of ``env``, and relative to ``cwd``."""
     cwd: str
     env: dict[str, str]
-    """The whole environment, but for ``GPUQ_TOKEN`` and ``GPUQ_CANCEL``."""
+    """The whole environment, but for ``GPUQ_TOKEN``, ``GPUQ_CANCEL`` and the secrets."""
+    secrets: tuple[str, ...] = ()
+    """Variables whose values are read from files of these names in ``secrets_dir`` at the start."""
+    secrets_dir: str = ""
     umask: int | None = None
     time_limit_ms: int | None = None
     deadline_boot_ms: int | None = None
@@ -133,6 +136,10 @@ class JobHandle(Protocol):
     @property
     def report_path(self) -> Path:
         """A file that the job may write figures to; for ``GPUQ_REPORT``."""
+
+    @property
+    def tree_path(self) -> Path:
+        """Where the job's private copy of its snapshot is to be; for ``Plan.cwd``."""
 
     def prepare(self, plan: Plan, script: bytes | None) -> None:
         """Write all that ``launch`` needs, durably; may be repeated before ``launch``.
@@ -243,6 +250,10 @@ class JobDir:
     @property
     def report_path(self) -> Path:
         return self.path / "report"
+
+    @property
+    def tree_path(self) -> Path:
+        return self.path / "tree"
 
     def prepare(self, plan: Plan, script: bytes | None) -> None:
         try:
@@ -370,8 +381,9 @@ class JobDir:
     def discard(self) -> None:
         if self.state() == "running":
             raise ConflictError(f"attempt {self.path.name} is still running")
-        if self.path.exists():
-            shutil.rmtree(self.path)
+        remove_tree(self.path)
+        if self.path.exists():  # files of another user, which a container may have left
+            self.path.rename(self.path.with_name(f"{self.path.name}.undeletable"))
         self._seen_plan = self._seen_info = None
 
     def _info(self) -> RunnerInfo | None:

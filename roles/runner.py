@@ -1,7 +1,7 @@
 """The process that runs one attempt of one job, and nothing else.
 
 Started as ``python -I -S roles/runner.py JOBDIR [LOCK_FD]``; it outlives the worker. Only
-the standard library is imported here and in the three modules beside it, so that it stays
+the standard library is imported here and in the four modules beside it, so that it stays
 small in memory for days. ``roles/launcher.py`` is its face to the worker.
 
 What it reads and writes in JOBDIR:

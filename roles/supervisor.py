@@ -81,8 +81,10 @@ class Supervisor:
         self._context = context
         self._options = options
         self._host = host
-        names = [*options.slots, *([DISPATCHER] if options.dispatches else [])]
+        names = [host.process_of(worker) for worker in options.slots]
+        names += [DISPATCHER] if options.dispatches else []
         self._respawns = {name: Respawn() for name in names}
+        """By name of the process."""
         self._beats: BeatWriter | None = None
         self._next_beat_ms = 0
         self._said = ""
@@ -95,10 +97,11 @@ class Supervisor:
         """Slots that this node offered before; their workers end what is underway there."""
         self._journal = Journal(context.store, context.ledger)
 
-    def run(self) -> bool:
+    def run(self, begun: Callable[[], object] = lambda: None) -> bool:
         """Keep the node alive until a drain has ended; whether it was for want of work.
 
-        Raises RequestError where this node already runs, here or on another machine, and
+        Calls ``begun`` once the node is this supervisor's, before it serves it. Raises
+        RequestError where this node already runs, here or on another machine, and
         TransientError where it cannot begin and has no idle limit to wait for.
         """
         if not self._host.take():
@@ -111,6 +114,7 @@ class Supervisor:
                 return True
             writer = new_writer(self._context.rng, _beat_name(self._options.node))
             self._beats = BeatWriter(self._context.store, writer)
+            begun()
             while not (self._draining and self._is_empty()):
                 self.step()
                 self._context.clock.sleep_ms(self._context.timings.respawn_ms)
@@ -188,15 +192,18 @@ class Supervisor:
         self._leaving = left_over(state, options.node, self._context.machine, options.slots)
         for name in self._leaving:
             self._respawns[name] = Respawn()
-            if self._host.runs(name):
-                self._host.signal(name, signal.SIGUSR1)
+            self._host.dismiss(name)
 
     def _signal_workers(self, signum: signal.Signals) -> None:
-        for name in self._workers:
+        for name in self._processes():
             self._host.signal(name, signum)
 
     def _is_empty(self) -> bool:
-        return not any(self._host.runs(name) for name in self._workers)
+        return not any(self._host.runs(name) for name in self._processes())
+
+    def _processes(self) -> list[str]:
+        """Of all workers."""
+        return [name for name in self._respawns if name != DISPATCHER]
 
     @property
     def _workers(self) -> Mapping[WorkerName, Slot]:

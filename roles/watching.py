@@ -158,11 +158,21 @@ def lost(context: Context, ref: AttemptRef, reason: str, *, ran: bool) -> Attemp
     )
 
 
+def _left_behind(count: int) -> str:
+    match count:
+        case 0:
+            return ""
+        case 1:
+            return "killed 1 process that it left behind"
+        case _:
+            return f"killed {count} processes that it left behind"
+
+
 def _reason(result: RunResult) -> str:
     """One line: why it ended, and what a user should know beside its rc."""
     parts = [
         result.reason,
-        f"killed {result.left_behind} processes that it left behind" if result.left_behind else "",
+        _left_behind(result.left_behind),
         f"{len(result.unkillable)} of its processes cannot be killed" if result.unkillable else "",
         f"{result.log_lost_bytes} bytes of its log are lost ({result.log_problem})"
         if result.log_lost_bytes

@@ -1,4 +1,4 @@
-"""A worker: one process per slot, which runs what its mailbox says and reports what happens.
+"""A worker: serves one slot, runs what its mailbox says and reports what happens.
 
 The order of effects, and what a crash after each costs:
 
@@ -6,7 +6,8 @@ The order of effects, and what a crash after each costs:
 2.  drain older spools, fold the ledger    nothing
 3.  compare with this machine, ``ready``   it is said again, by the next incarnation
 4.  read a message                         it is read again: the cursor stands before it
-5.  fetch the script, write the plan       a folder; the message is handled again
+5.  fetch script and snapshot, write the   a folder; the message is handled again
+    plan
 6.  ``put_new`` the claim                  the next incarnation finds a former one's claim and
                                            a plan without a runner: ``lost``, certainly not run
 7.  launch the runner                      it is adopted; its start is announced then

@@ -13,10 +13,11 @@ Owns the conclusions from the evidence of ``ledger.health``:
   and that does not count towards its requeues. Only where a rerun is sound: its command was
   never executed (``failed_to_start``), or its user said that it may run again
   (``--idempotent``). Any other job has run, with whatever effects that had, so its failure
-  stands. So do the failures that earlier pages hold: an end that was reported is final, and
-  somebody may have acted on it. A job is given back ``EXCUSES_MAX`` times at most, because
-  it may be to blame after all. Nor does it count when what a blocked node had not yet
-  started goes back.
+  stands, unless it has retries (``--retries``): of these it uses up none, nor did the row of
+  failures that led to the block. So do the failures that earlier pages hold: an end that was
+  reported is final, and somebody may have acted on it. A job is given back ``EXCUSES_MAX``
+  times at most, because it may be to blame after all. Nor does it count when what a blocked
+  node had not yet started goes back.
 
 Pure. All of it derives from the state, so whoever folds the same pages concludes the same.
 """
@@ -48,6 +49,7 @@ PAUSE_MS = 600_000
 PAUSE_MAX_MS = 16 * PAUSE_MS
 
 EXCUSES_MAX = 3
+"""Fast failures of one job for which nodes are taken to blame."""
 
 
 class Health:

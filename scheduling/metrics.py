@@ -75,6 +75,10 @@ class Group(msgspec.Struct, kw_only=True):
     lost: int = 0
     slot_ms: Cost = msgspec.field(default_factory=Cost)
     tokens: Cost = msgspec.field(default_factory=Cost)
+    after_cancel_slot_ms: int = 0
+    """What attempts occupied after their job was cancelled."""
+    calls: int = 0
+    """Requests that jobs reported; ``throttled`` and ``timeouts`` are of them."""
     throttled: int = 0
     timeouts: int = 0
     waiting: int = 0
@@ -199,6 +203,7 @@ class Metrics:
             group.lost += 1 if lost else -min(1, group.lost)
         if attempt.report is not None and attempt.number not in known.reported:
             known.reported.add(attempt.number)
+            group.calls += attempt.report.requests
             group.throttled += attempt.report.throttled
             group.timeouts += attempt.report.timeouts
         if not attempt.settled or attempt.number not in known.estimates:
@@ -209,6 +214,9 @@ class Metrics:
         cost = group.tokens if attempt.output_factor else group.slot_ms
         cost.estimated += estimated
         cost.actual += actual
+        if job.cancel is not None and attempt.started_at is not None:
+            since = max(job.cancel.at, attempt.started_at)
+            group.after_cancel_slot_ms += len(attempt.slots) * max(0, until - since)
 
     def _forget(self) -> None:
         """Drop what was kept of jobs that the fold has archived. Amortised O(1)."""

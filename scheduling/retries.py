@@ -2,8 +2,9 @@
 
 Owns the conditions: what the job allows, how often its pool lets it, and its flow's budget,
 so that work which always fails cannot multiply the load. A lost attempt is no failure: it is
-followed by another where the job is idempotent, and that is decided elsewhere. Pure: the
-jitter comes from the job's id.
+followed by another where the job is idempotent, and that is decided elsewhere. A failure for
+which a blocked node is to blame uses up no retry and costs the flow nothing. Pure: the jitter
+comes from the job's id.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ledger.events import JobSpec, JobState
 from ledger.names import JobId
 from ledger.projection import Projection
 from ledger.state import Attempt, Job
+from scheduling.health import EXCUSES_MAX
 
 BACKOFF_MS = 5_000
 """Before the second attempt; doubled with each further one."""
@@ -43,13 +45,14 @@ def retry_of(projection: Projection, job: Job, at: int) -> e.JobRetried | None:
     last = job.last
     if last is None or job.cancel is not None or not _is_wanted(job.spec, job.state, last):
         return None
-    ended = max(1, sum(1 for attempt in job.attempts if attempt.ran))
+    excused = min(sum(attempt.excused for attempt in job.attempts), EXCUSES_MAX)
+    ended = sum(1 for attempt in job.attempts if attempt.ran) - excused
     spec, state = job.placed, projection.state
     rule = state.policy.pool(spec.pool).retry
     most = 1 + spec.retries
     if ended >= (min(most, rule.attempts_max) if rule.attempts_max else most):
         return None
-    if projection.retry_budget(spec.flow) < 1_000:
+    if not last.excused and projection.retry_budget(spec.flow) < 1_000:
         return None
     until = at + _backoff_ms(job.id, ended)
     if spec.deadline_at and until >= spec.deadline_at:
@@ -69,6 +72,6 @@ def _is_wanted(spec: JobSpec, state: JobState, last: Attempt) -> bool:
 
 def _backoff_ms(job: JobId, ended: int) -> int:
     """Half to the whole of a delay that doubles with each attempt."""
-    longest_ms = min(BACKOFF_MAX_MS, BACKOFF_MS << min(ended - 1, 16))
+    longest_ms = min(BACKOFF_MAX_MS, BACKOFF_MS << min(max(ended - 1, 0), 16))
     digest = hashlib.sha256(f"{job}.{ended}".encode()).digest()
     return longest_ms // 2 + int.from_bytes(digest[:4]) % (longest_ms // 2 + 1)

@@ -220,7 +220,7 @@ class World:
             node=NodeName(machine.name),
             pool="default",
             slot=slots[name],
-            job_base=JobBase(boot_id=machine.boot_id, env={}),
+            job_base=JobBase(boot_id=machine.boot_id, env={}, secrets_dir=Path("/sim/secrets")),
             leaving=name in machine.leaving,
         )
         parts = WorkerParts(

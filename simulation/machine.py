@@ -165,6 +165,10 @@ class Attempt:
     def report_path(self) -> Path:
         return Path("/sim/report")
 
+    @property
+    def tree_path(self) -> Path:
+        return Path("/sim/tree")
+
     def prepare(self, plan: Plan, script: bytes | None) -> None:
         self._plan = plan
 
@@ -405,9 +409,15 @@ class SimHost:
         process = self._machine.processes[name]
         return 1 if process.dead or process.failure is not None else 0
 
+    def process_of(self, worker: WorkerName) -> str:
+        return worker
+
     def signal(self, name: str, signum: signal.Signals) -> None:
-        assert signum == signal.SIGUSR1, "the simulation drains by facts"
-        self._machine.retire[name]("not offered")
+        raise AssertionError("the simulation drains by facts")
+
+    def dismiss(self, worker: WorkerName) -> None:
+        if self.runs(worker):
+            self._machine.retire[worker]("not offered")
 
     def status(self, worker: str) -> WorkerStatus | None:
         return self._machine.statuses.get(worker)

@@ -7,7 +7,7 @@ where a subclass puts faults), ``MemorySpools`` (spools whose owners can be kill
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -95,7 +95,7 @@ class MemoryStore(Store):
     def list(self, prefix: str, start_after: str = "") -> Iterator[Entry]:
         """O(log keys + entries). Sees what was there when it was called."""
         self.before("list", prefix)
-        first = bisect_right(self._keys, max(start_after, prefix))
+        first = max(bisect_left(self._keys, prefix), bisect_right(self._keys, start_after))
         entries = []
         for key in self._keys[first:]:
             if not key.startswith(prefix):

@@ -2,7 +2,7 @@
 
 Owns what must stand beside the pages: every fact posted or refused, every message decided and
 equal to its decision, every claim of an attempt and of the owner that the pages name, every
-whole log ending with the rc of its attempt, every blob under its own hash. What has an innocent
+whole log ending with the rc of its attempt (and the blobs: ``blobs.py``). What has an innocent
 reason is counted, not reported: a fact that no page holds yet, a message that is not put yet, an
 object whose key no object of a ledger can have. A checkpoint must be the state that its pages
 lead to, because readers begin with it. Beats and pieces of logs may expire and prove nothing.
@@ -27,13 +27,11 @@ from ledger.claims import read_claim
 from ledger.errors import LedgerError
 from ledger.journal import BATCH_MAX, decode_journal_page
 from ledger.keys import (
-    BLOBS,
     CHECKPOINTS,
     CLAIMS,
     FACTS,
     MAILBOX,
     FactKey,
-    blob_key,
     claim_key,
     log_key,
     message_key,
@@ -47,9 +45,9 @@ from ledger.projection import Projection
 from ledger.state import RULES
 from ledger.stores.base import Store
 from ledger.timings import Timings
+from simulation.blobs import Blobs
 from simulation.difference import Difference, plain
 
-_BLOB = re.compile(r"blobs/([0-9a-f]{64})")
 _RC_LINE = re.compile(rb"(?:\A|\n)rc=([0-9]+)\n\Z")
 
 About = TypeVar("About")
@@ -112,7 +110,7 @@ class Objects:
         self._facts: dict[tuple[WriterName, int], _Posted] = {}
         self._messages: dict[str, _Sent] = {}
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
-        self._blobs: dict[str, Seq] = {}
+        self._blobs = Blobs(store)
         self._checkpoints = dict(_checkpoints(store))
         self._found: list[Difference] = []
 
@@ -152,7 +150,9 @@ class Objects:
         yield from self._check_messages(projection, is_whole=is_whole)
         yield from self._check_claims(is_whole=is_whole)
         yield from self._check_logs()
-        yield from self._check_blobs()
+        yield from self._blobs.differences(self._from_seq)
+        self.counts.blobs += self._blobs.count
+        self.counts.strays += self._blobs.strays
 
     # -- what pages say
 
@@ -160,10 +160,13 @@ class Objects:
         fact = posted.fact
         self._facts.setdefault((fact.writer, fact.n), _Posted(seq, posted.key, _digest(fact)))
         match fact:
-            case e.Submitted() if fact.job.script:
-                self._blobs.setdefault(fact.job.script, seq)
+            case e.Submitted():
+                for blob in filter(None, (fact.job.script, fact.job.words)):
+                    self._blobs.need(blob, seq)
+                if fact.job.snapshot is not None:
+                    self._blobs.need_snapshot(fact.job.snapshot.manifest, seq)
             case e.PolicyApplied() if fact.source:
-                self._blobs.setdefault(fact.source, seq)
+                self._blobs.need(fact.source, seq)
             case e.AttemptStarted() | e.AttemptFinished():
                 attempt = self._attempts.get((fact.job, fact.attempt))
                 if attempt is not None:
@@ -336,25 +339,6 @@ class Objects:
             yield _difference(attempt.seq, key, "rc", rc, attempt.rc)
         elif attempt.owner == "revoke":
             yield _difference(attempt.seq, key, "rc", rc, "no log: the attempt was revoked")
-
-    # -- blobs
-
-    def _check_blobs(self) -> Iterator[Difference]:
-        wanted = {blob_key(name): seq for name, seq in self._blobs.items()}
-        for entry in self._store.list(BLOBS):
-            if _BLOB.fullmatch(entry.key):
-                wanted.setdefault(entry.key, self._from_seq)
-            else:
-                self.counts.strays += 1
-        judged = [(key, seq) for key, seq in wanted.items() if seq >= self._from_seq]
-        self.counts.blobs += len(judged)
-        for key, _, body in self._fetch(judged):
-            name = key.removeprefix(BLOBS)
-            seq = self._blobs.get(name)
-            if body is None:
-                yield _difference(seq, key, "body", None, "the blob that this page names")
-            elif hashlib.sha256(body).hexdigest() != name:
-                yield _difference(seq, key, "sha256", hashlib.sha256(body).hexdigest(), name)
 
     # -- helpers
 

@@ -116,7 +116,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     shipped = {
         str(path.relative_to(ROOT))
         for package in PACKAGED
-        for suffix in ("py", "toml")
+        for suffix in ("py", "toml", "typed")
         for path in (ROOT / package).rglob(f"*.{suffix}")
     }
     assert {name for name in names if not name.startswith(metadata)} == shipped

@@ -65,7 +65,9 @@ CHECKPOINTED: tuple[Body, ...] = (
     policy.Standing, rates.Window, rates.Reserved,
 )  # fmt: skip
 
-FACT_PARTS: tuple[Body, ...] = (e.Fact, e.WorkerFact, e.JobSpec, e.ArraySpec, e.Slot, e.Report)
+FACT_PARTS: tuple[Body, ...] = (
+    e.Fact, e.WorkerFact, e.JobSpec, e.Snapshot, e.ArraySpec, e.Slot, e.Report,
+)  # fmt: skip
 
 BODIES: dict[Section, Body] = {
     ("gpuq.json", ""): e.LedgerInfo,

@@ -60,7 +60,13 @@ class Fleet:
         self._leader.step()
 
     def ready(
-        self, worker: str, *, pool: str = "default", gpu: str = "", memory_bytes: int = 0
+        self,
+        worker: str,
+        *,
+        pool: str = "default",
+        gpu: str = "",
+        memory_bytes: int = 0,
+        price_micros: int = 0,
     ) -> None:
         """A worker reports for the first time."""
         node, _, slot = worker.rpartition("-")
@@ -71,6 +77,7 @@ class Fleet:
             node=NodeName(node),
             machine=node,
             pool=pool,
+            price_micros=price_micros,
             slot=e.Slot(
                 kind=slot[:3], index=int(slot[3:]), gpu_name=gpu, gpu_memory_bytes=memory_bytes
             ),

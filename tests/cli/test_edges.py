@@ -79,8 +79,7 @@ def test_the_list_of_commands_is_not_cut(gpuq: Gpuq, monkeypatch: pytest.MonkeyP
     [
         (["replay"], "replay needs a command: verify, compare, whatif; see 'gpuq replay --help'"),
         (["policy"], "policy needs a command: apply, check, diff, show; see 'gpuq policy --help'"),
-        (["submit", "a.sh", "--name"], "option '--name' requires an argument; put -- before a "
-         "command and its options, or see 'gpuq submit --help'"),
+        (["submit", "--name"], "option '--name' requires an argument; see 'gpuq submit --help'"),
         (["wait"], "missing argument 'JOB'; see 'gpuq wait --help'"),
         (["submit", "nope.sh"], "no script nope.sh: correct the name, or put -- before a command: "
          "gpuq submit -- nope.sh ..."),

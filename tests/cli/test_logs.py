@@ -134,6 +134,32 @@ def test_wait_returns_the_first_code_that_is_not_0(gpuq: Gpuq, fleet: Fleet) -> 
     assert gpuq("wait", *reversed(jobs)).rc == 4
 
 
+def test_submit_can_wait_and_ends_with_the_jobs_code(fleet: Fleet, spawn: Spawn) -> None:
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    waiter = spawn("submit", "-q", "--wait", "--", "a")
+    assert waiter.stdout is not None
+    job = waiter.stdout.readline().decode().strip()
+    fleet.post()
+    fleet.start(job)
+    fleet.finish(job, 143)
+    fleet.post()
+    _, err = waiter.communicate(timeout=30)
+    assert (waiter.returncode, f"{job} FAILED, rc=143" in err.decode()) == (143, True)
+
+
+def test_interrupting_who_waits_only_detaches(running: str, spawn: Spawn, gpuq: Gpuq) -> None:
+    """It is interrupted once it has written that it waits: there is nothing else to see of it."""
+    waiter = spawn("wait", running)
+    assert waiter.stderr is not None
+    assert b"waits" in waiter.stderr.readline()
+    waiter.send_signal(signal.SIGINT)
+    _, err = waiter.communicate(timeout=30)
+    assert waiter.returncode == 130
+    assert f"detached; what was waited for goes on: gpuq wait {running}" in err.decode()
+    assert gpuq("status", "--json", running).json["state"] == "RUNNING"
+
+
 def test_wait_waits(running: str, fleet: Fleet, spawn: Spawn) -> None:
     waiter = spawn("wait", running)
     (other,) = [spawn("wait", running)]

@@ -116,7 +116,9 @@ def test_a_drain_says_what_goes_on_and_what_is_stopped(gpuq: Gpuq, fleet: Fleet)
     running(fleet)
     assert gpuq("drain", "n1").out == f"n1: takes no new jobs; what runs there goes on: {JOB}\n"
     fleet.post()
-    assert "drained, its jobs end (drained)" in gpuq("nodes").out
+    by = gpuq("nodes", "--json").json["nodes"][0]["drained_by"]
+    assert by
+    assert f"drained, its jobs end (by {by})" in gpuq("nodes").out
     assert not gpuq("nodes", "--json").json["nodes"][0]["empty"]
     result = gpuq("drain", "n1", "--now", "--reason", "new disk")
     assert result.out == f"n1: takes no new jobs; stops {JOB}, to run again elsewhere\n"

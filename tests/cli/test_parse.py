@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpuq.parse import Gpus, parse_duration, parse_env, parse_gpus, parse_grace, parse_size
+from gpuq.parse import (
+    Gpus,
+    parse_duration,
+    parse_gpus,
+    parse_grace,
+    parse_secret,
+    parse_size,
+    parse_variable,
+)
 from ledger.errors import RequestError
 
 S, M, H, D = 1_000, 60_000, 3_600_000, 86_400_000
@@ -89,13 +97,15 @@ def test_gpus_that_cannot_be_read_are_an_error(text: str) -> None:
 
 
 def test_variables_keep_everything_behind_the_first_equals_sign() -> None:
-    assert parse_env(["A=b=c", "_X=", "A=2"]) == {"A": "2", "_X": ""}
+    assert parse_variable("A=b=c") == ("A", "b=c")
+    assert parse_variable("_X=") == ("_X", "")
+    assert parse_variable("A") == ("A", None)
 
 
-@pytest.mark.parametrize("pair", ["A", "=b", "1A=b", "A-B=c", "GPUQ_JOB_ID=x", ""])
+@pytest.mark.parametrize("pair", ["=b", "1A=b", "A-B=c", "GPUQ_JOB_ID=x", ""])
 def test_what_is_no_variable_of_ones_own_is_refused(pair: str) -> None:
     with pytest.raises(RequestError, match="--env"):
-        parse_env([pair])
+        parse_variable(pair)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +113,16 @@ def test_what_is_no_variable_of_ones_own_is_refused(pair: str) -> None:
 )
 def test_a_grace_is_a_time_and_may_be_none_at_all(text: str, grace_ms: int) -> None:
     assert parse_grace(text) == grace_ms
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "x"])
+def test_a_secret_is_a_name_without_a_value(name: str) -> None:
+    assert parse_secret(name) == name
+    with pytest.raises(RequestError, match=rf"^--secret {name} takes no value"):
+        parse_secret(f"{name}=hunter2")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "A-B", "GPUQ_TOKEN"])
+def test_a_secret_is_a_variable_of_ones_own(name: str) -> None:
+    with pytest.raises(RequestError, match="--secret"):
+        parse_secret(name)

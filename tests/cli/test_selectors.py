@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,71 @@ def test_last_falls_back_to_the_users_newest_job_elsewhere(
 def test_what_stands_for_no_job_is_one_line(gpuq: Gpuq, text: str) -> None:
     result = gpuq("status", text)
     assert (result.rc, result.out, result.err.count("\n")) == (64, "", 1)
+
+
+# --- several
+
+
+def sent(gpuq: Gpuq, fleet: Fleet, count: int) -> list[str]:
+    ids = []
+    for _ in range(count):
+        ids += gpuq("submit", "-q", "--", "a").ids
+        fleet.post()
+    return ids
+
+
+def held(gpuq: Gpuq, fleet: Fleet) -> set[str]:
+    fleet.post()
+    return {job["id"] for job in gpuq("status", "--json").json["jobs"] if job["state"] == "HELD"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_range_is_what_its_submitter_sent_between_two_jobs(
+    gpuq: Gpuq, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, turned: bool
+) -> None:
+    monkeypatch.setenv("GPUQ_USER", "jane@a")
+    before, first = sent(gpuq, fleet, 2)
+    monkeypatch.setenv("GPUQ_USER", "joe@b")
+    sent(gpuq, fleet, 1)
+    monkeypatch.setenv("GPUQ_USER", "jane@a")
+    middle, last, _ = sent(gpuq, fleet, 3)
+    ends = (last, first) if turned else (first, last)
+    assert gpuq("hold", "..".join(ends)).rc == 0
+    assert held(gpuq, fleet) == {first, middle, last}
+    assert gpuq("hold", before).rc == 0
+
+
+@pytest.mark.parametrize("text", ["..", "{}..", "..{}", "{}..aaaaaaaa"])
+def test_half_a_range_is_refused(gpuq: Gpuq, fleet: Fleet, text: str) -> None:
+    (job,) = sent(gpuq, fleet, 1)
+    result = gpuq("hold", text.format(job))
+    assert (result.rc, result.err.count("\n")) == (64, 1)
+    assert not held(gpuq, fleet)
+
+
+def test_all_are_this_users_open_jobs(
+    gpuq: Gpuq, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUQ_USER", "joe@b")
+    sent(gpuq, fleet, 1)
+    monkeypatch.setenv("GPUQ_USER", "jane@a")
+    assert gpuq("hold", "all").err == "gpuq: no job of jane@a is open\n"
+    mine = sent(gpuq, fleet, 2)
+    gpuq("cancel", *sent(gpuq, fleet, 1))
+    fleet.post()
+    assert gpuq("hold", "all").rc == 0
+    assert held(gpuq, fleet) == set(mine)
+
+
+@pytest.mark.parametrize(("answer", "is_done"), [("y\n", True), ("n\n", False), ("", False)])
+def test_on_a_terminal_all_is_asked_for(
+    gpuq: Gpuq, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, answer: str, is_done: bool
+) -> None:
+    ids = sent(gpuq, fleet, 2)
+    typed = io.StringIO(answer)
+    monkeypatch.setattr(typed, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", typed)
+    result = gpuq("hold", "all")
+    assert "All? That is the 2 open jobs of" in result.err
+    assert (result.rc == 0) is is_done
+    assert held(gpuq, fleet) == (set(ids) if is_done else set())

@@ -96,6 +96,11 @@ def test_a_config_file_that_cannot_be_read_names_itself(
         (["init", "u", "--endpoint-url=e", "-h"], ["--endpoint-url=e", "init", "u", "-h"]),
         (["submit", "--", "a", "--store", "x"], ["submit", "--", "a", "--store", "x"]),
         (["status", "--store"], ["--store", "status"]),
+        (
+            ["--region=r", "submit", "a", "--store", "x"],
+            ["--region=r", "submit", "a", "--store", "x"],
+        ),
+        (["logs", "submit", "--store", "x"], ["--store", "x", "logs", "submit"]),
     ],
 )
 def test_options_of_the_store_may_stand_anywhere_before_the_dashes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 import pytest
 
@@ -170,3 +171,80 @@ def test_a_rejected_job_says_why(gpuq: Gpuq, fleet: Fleet) -> None:
     assert shown["state"] == "REJECTED"
     assert "at most 1" in shown["why"]
     assert rows(gpuq("status").out)[job][3] == "REJECTED"
+
+
+# --- what is left out
+
+
+@pytest.fixture
+def one_of_each(gpuq: Gpuq, fleet: Fleet) -> dict[str, str]:
+    """By state, a job that runs, one that failed, and two that wait, one of another org."""
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    ids = [gpuq("submit", "-q", "--org", "o", "--", "a").ids[0]]
+    fleet.post()
+    fleet.start(ids[0])
+    fleet.finish(ids[0], 3)
+    for org in ("o", "o", "p"):
+        ids += gpuq("submit", "-q", "--org", org, "--", "a").ids
+        fleet.post()
+    fleet.start(ids[1])
+    fleet.post()
+    return dict(zip(("failed", "running", "pending", "other"), ids, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], ["running", "pending", "other", "failed"]),
+        (["--state", "FAILED"], ["failed"]),
+        (["--state", "running,pending"], ["running", "pending", "other"]),
+        (["--org", "p"], ["other"]),
+        (["--org", "o", "--state", "pending"], ["pending"]),
+        (["--limit", "1"], ["running", "pending", "failed"]),
+        (["--limit", "0"], ["running"]),
+        (["--since", "1h"], ["running", "pending", "other", "failed"]),
+    ],
+)
+def test_only_what_was_asked_for_is_shown(
+    gpuq: Gpuq, one_of_each: dict[str, str], options: list[str], shown: list[str]
+) -> None:
+    expected = [one_of_each[name] for name in shown]
+    body = gpuq("status", "--json", *options).json
+    assert [job["id"] for job in body["jobs"] + body["ended"]] == expected
+    out = gpuq("status", *options).out
+    assert [line[:8] for line in out.splitlines() if line[:8] in one_of_each.values()] == expected
+
+
+def test_of_what_ended_only_what_did_since_is_shown(
+    gpuq: Gpuq, one_of_each: dict[str, str]
+) -> None:
+    ended_ms = gpuq("status", "--json", one_of_each["failed"]).json["ended_at_ms"]
+    for since_ms, ended in ((ended_ms, [one_of_each["failed"]]), (ended_ms + 1, [])):
+        since = datetime.fromtimestamp(since_ms / 1000).isoformat(timespec="milliseconds")
+        body = gpuq("status", "--json", "--since", since).json
+        assert [job["id"] for job in body["ended"]] == ended
+        assert len(body["jobs"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["--state", "runing"], "--state 'runing' is no state of a job: did you mean running?"),
+        (["--since", "soon"], "'soon' is no time: say 2h (ago), or a time such as"),
+        (["--state", "failed", "last"], "choose among all: name no job"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(gpuq: Gpuq, words: list[str], mend: str) -> None:
+    result = gpuq("status", *words)
+    assert (result.rc, result.out) == (64, "")
+    assert mend in result.err
+
+
+def test_what_the_nodes_cost_an_hour_is_summed_once_a_node(gpuq: Gpuq, fleet: Fleet) -> None:
+    """2 slots of a node of 2.50 and one of a node of 0.40; a third told no price."""
+    for worker, price in (("a-cpu0", 2.5), ("a-cpu1", 2.5), ("b-cpu0", 0.4), ("c-cpu0", 0)):
+        fleet.ready(worker, price_micros=int(price * 1_000_000))
+    fleet.post()
+    assert "3 nodes up, 2.90 an hour" in gpuq("status").out
+    assert gpuq("status", "--json").json["price_micros_per_hour"] == 2_900_000

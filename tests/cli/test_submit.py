@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,124 @@ def test_everything_behind_the_dashes_is_the_command(gpuq: Gpuq, fleet: Fleet) -
     assert (spec.name, spec.argv, spec.script) == ("train", command, "")
 
 
+SCRIPTS = {"a.sh": "echo a\n", "b.sh": "echo b\n", "c": "#!/bin/sh\necho c\n", "data.txt": "1\n"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        # scripts, and nothing else: each is a job
+        (["a.sh"], [("a.sh", True, ())]),
+        (["a.sh", "b.sh", "c"], [("a.sh", True, ()), ("b.sh", True, ()), ("c", True, ())]),
+        (["./a.sh"], [("a.sh", True, ())]),
+        # one script, and what is no script: its arguments
+        (["a.sh", "1", "b.sh"], [("a.sh", True, ("1", "b.sh"))]),
+        (["a.sh", "data.txt"], [("a.sh", True, ("data.txt",))]),
+        (["a.sh", "-G", "2", "--", "-h"], [("a.sh", True, ("-G", "2", "--", "-h"))]),
+        (["data.txt", "x"], [("data.txt", True, ("x",))]),
+        # behind -- always arguments
+        (["a.sh", "--", "b.sh"], [("a.sh", True, ("b.sh",))]),
+        (["a.sh", "--", "--", "-q"], [("a.sh", True, ("--", "-q"))]),
+        (["a.sh", "b.sh", "--"], [("a.sh", True, ()), ("b.sh", True, ())]),
+        # a first word that is no file is a command, and all behind it is its own
+        (
+            ["python3", "t.py", "--name", "x", "--json", "-h"],
+            [("python3", False, ("python3", "t.py", "--name", "x", "--json", "-h"))],
+        ),
+        (
+            ["env", "--", "a.sh", "--store", "s"],
+            [("env", False, ("env", "--", "a.sh", "--store", "s"))],
+        ),
+        ([sys.executable, "a.sh"], [(Path(sys.executable).name, False, (sys.executable, "a.sh"))]),
+        # a first word behind -- is a command even where it is a file
+        (["--", "a.sh", "1"], [("a.sh", False, ("a.sh", "1"))]),
+        (["--", "--", "x"], [("--", False, ("--", "x"))]),
+    ],
+)
+def test_which_words_are_scripts_arguments_and_commands(
+    gpuq: Gpuq,
+    fleet: Fleet,
+    here: Path,
+    words: list[str],
+    expected: list[tuple[str, bool, tuple[str, ...]]],
+) -> None:
+    for name, text in SCRIPTS.items():
+        (here / name).write_text(text)
+    jobs = gpuq("submit", "-q", *words).ids
+    fleet.post()
+    specs = [fleet.state.jobs[JobId(job)].spec for job in jobs]
+    assert [(spec.name, bool(spec.script), spec.argv) for spec in specs] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["a.sh", "b.sh", "x"], "b.sh is a script, x is none: put -- before the arguments of a.sh"),
+        (["a.sh", "b.sh", "typo.sh"], "b.sh is a script, typo.sh is none"),
+        (["a.sh", "b.sh", "--", "x"], "2 scripts before -- and arguments behind it"),
+    ],
+)
+def test_words_that_may_be_meant_in_two_ways_are_refused(
+    gpuq: Gpuq, here: Path, home: Path, words: list[str], says: str
+) -> None:
+    for name, text in SCRIPTS.items():
+        (here / name).write_text(text)
+    result = gpuq("submit", *words)
+    assert (result.rc, result.out, result.err.count("\n")) == (64, "", 1)
+    assert says in result.err
+    assert facts_in(home) == []
+
+
+def test_a_script_may_come_from_a_pipe_and_a_pipe_behind_it_is_left_alone(
+    gpuq: Gpuq, fleet: Fleet, script: str
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"echo from a pipe\n")
+    os.close(writer)
+    path = f"/dev/fd/{reader}"
+    assert gpuq("submit", "-n", script, path).out.count("checked") == 1
+    (job,) = gpuq("submit", "-q", path, "x").ids
+    os.close(reader)
+    fleet.post()
+    spec = fleet.state.jobs[JobId(job)].spec
+    assert fleet.store.get(f"{BLOBS}{spec.script}") == b"echo from a pipe\n"
+    assert spec.argv == ("x",)
+
+
+def test_options_of_gpuq_behind_the_first_word_are_told(gpuq: Gpuq, script: str) -> None:
+    told = "-G, --time=2h behind hello.sh goes to the job: gpuq's own options stand before it"
+    assert told in gpuq("submit", script, "-G", "2", "--time=2h", "--lr").err
+    assert gpuq("submit", script, "--", "-G", "2").err == ""
+    assert gpuq("submit", script, "--lr", "2").err == ""
+
+
+def test_a_program_that_is_not_here_is_told(gpuq: Gpuq) -> None:
+    result = gpuq("submit", "no-such-program", "x")
+    assert result.rc == 0
+    assert "'no-such-program' is no file here and no program here" in result.err
+
+
+def test_the_store_is_named_before_the_words(gpuq: Gpuq, here: Path, script: str) -> None:
+    gpuq("init", str(here / "other"))
+    for args in (["--store", "./other", "submit"], ["submit", "--store=./other", "-q"]):
+        assert gpuq(*args, script).rc == 0
+    assert len(gpuq("status", "--json", "--store", "./other").json["jobs"]) == 2
+    assert "no ledger at" in gpuq("--store", "./other", "submit", "--store", "./none", script).err
+
+
+def test_a_long_command_is_a_blob_of_its_own(gpuq: Gpuq, fleet: Fleet) -> None:
+    args = ("submit", "-q", "--key", "k", "--env", "A=1", "--", "a", "b" * 20_000)
+    (job,) = gpuq(*args).ids
+    fleet.post()
+    spec = fleet.state.jobs[JobId(job)].spec
+    body = b'{"argv":["a","' + b"b" * 20_000 + b'"],"env":{"A":"1"}}'
+    assert (spec.name, spec.argv, spec.env, spec.words) == ("a", (), {}, sha256(body).hexdigest())
+    assert fleet.store.get(f"{BLOBS}{spec.words}") == body
+    assert gpuq(*args).ids == [job]
+    assert "differs in words" in gpuq(*args, "c").err
+    assert gpuq("status", "--json", job).json["words_sha256"] == spec.words
+
+
 def test_a_command_is_named_after_its_program(gpuq: Gpuq) -> None:
     assert gpuq("submit", "--", "/usr/bin/env", "true").out.split()[2] == "env"
 
@@ -67,10 +187,10 @@ def test_what_stands_behind_one_script_and_the_dashes_are_its_arguments(
 
 def test_flags_arrive_in_the_ledger(gpuq: Gpuq, fleet: Fleet, script: str, here: Path) -> None:
     result = gpuq(
-        "submit", "-q", script, "-J", "n", "-p", "h100", "--org", "astro", "--class", "interactive",
+        "submit", "-q", "-J", "n", "-p", "h100", "--org", "astro", "--class", "interactive",
         "-G", "H100:2", "--gpu-mem", "40G", "-t", "1h30m", "--estimate", "10", "--grace", "5s",
         "--env", "A=1", "--chdir", "sub", "--hold", "--idempotent", "--exclusive",
-        "--worker", "n1-gpu0",
+        "--worker", "n1-gpu0", script,
     )  # fmt: skip
     assert result.err.splitlines()[0] == "time limit 1 h 30 min"
     fleet.post()
@@ -91,6 +211,49 @@ def test_the_environment_does_not_travel(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     assert [path for path in files if b"hunter2hunter2" in path.read_bytes()] == []
+
+
+def test_a_variable_travels_by_name_with_its_value_here(
+    gpuq: Gpuq, fleet: Fleet, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEED", "a=b,c\n")
+    monkeypatch.setenv("MODE", "fast")
+    (here / "gpuq.toml").write_text('env = ["MODE", "SEED=0"]\n')
+    (job,) = gpuq("submit", "-q", "--env", "SEED", "--", "true").ids
+    fleet.post()
+    assert fleet.state.jobs[JobId(job)].spec.env == {"MODE": "fast", "SEED": "a=b,c\n"}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("HF_TOKEN", True), ("GITHUB_TOKEN", True), ("token", True), ("WANDB_API_KEY", True),
+        ("OPENAI_APIKEY", True), ("KEY", True), ("DB_PASSWORD", True), ("PGPASSWORD", True),
+        ("MYSQL_PASSWD", True), ("CLIENT_SECRET_OLD", True), ("SSH_PASSPHRASE", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", True), ("AWS_ACCESS_KEY_ID", True),
+        ("AWS_SECRET_ACCESS_KEY", True), ("AWS_SESSION_TOKEN", True),
+        ("AWS_REGION", False), ("AWS_ENDPOINT_URL", False), ("MAX_TOKENS", False),
+        ("TOKENIZERS_PARALLELISM", False), ("MONKEY", False), ("KEYMAP", False), ("SEED", False),
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_secret_is_refused_as_a_value(
+    gpuq: Gpuq, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_secret: bool
+) -> None:
+    monkeypatch.setenv(name, "hunter2")
+    for pair in (name, f"{name}=hunter2"):
+        result = gpuq("submit", "-n", "--env", pair, "--", "true")
+        assert result.rc == (64 if is_secret else 0)
+        assert "hunter2" not in result.err
+        assert (f"say --secret {name}" in result.err) == is_secret
+
+
+def test_a_secret_is_a_name_in_the_ledger(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
+    (here / "gpuq.toml").write_text('secret = ["HF_TOKEN"]\n')
+    (job,) = gpuq("submit", "-q", "--secret", "DB_PASSWORD", "--", "true").ids
+    fleet.post()
+    assert fleet.state.jobs[JobId(job)].spec.secrets == ("HF_TOKEN", "DB_PASSWORD")
+    shown = gpuq("status", "--json", job).json
+    assert (shown["secrets"], shown["variables"]) == (["HF_TOKEN", "DB_PASSWORD"], {})
 
 
 def test_the_same_key_is_the_same_job(gpuq: Gpuq, fleet: Fleet, script: str, home: Path) -> None:
@@ -144,17 +307,24 @@ def test_a_script_that_no_shell_would_run_is_refused(
     [
         (["nofile.sh"], "no script nofile.sh: correct the name, or put -- before a command"),
         (["."], "is a folder"),
-        ([], "nothing to submit: name a script, or put -- before a command"),
-        (["python3", "x.py", "--lr", "1"], "put -- before a command"),
+        ([], "nothing to submit: name a script or a command"),
+        (["--"], "nothing to submit"),
+        ([""], "the command is empty: name a program"),
+        (["/no/such/program", "x"], "or put -- before a command"),
         (["-t", "soon", "--", "true"], "'soon' is not a time: say minutes"),
         (["-G", "0", "--", "true"], "a job takes 1 to 1024 slots"),
         (["--gpu-mem", "40", "--", "true"], "'40' is not a size"),
         (["--worker", "x", "--", "true"], "'x' is not a worker: say NODE-gpuN"),
         (["--org", "A B", "--", "true"], "organization 'A B' is not a name"),
         (["--class", "h100", "--", "true"], "if it is a pool, say --pool h100"),
-        (["--env", "A", "--", "true"], "say --env NAME=VALUE"),
+        (["--env", "A-B=1", "--", "true"], "--env 'A-B' is not a variable"),
+        (["--env", "NOT_HERE", "--", "true"], "--env NOT_HERE: it is not set here"),
+        (["--secret", "S=1", "--", "true"], "--secret S takes no value"),
+        (["--secret", "S", "--env", "S=1", "--", "true"], "S: say --env or --secret, not both"),
         (["--key"], "requires an argument"),
-        (["--", "a" * 70_000], "shorten it"),
+        (["--", "a", "b" * 131_072], "at most 131071 in an argument or variable: put it into"),
+        (["--env", f"A={'b' * 131_070}", "--", "a"], "put it into a file"),
+        (["--", *["b" * 100_000] * 11], "at most 1048576 are safe to execute: put them into a"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_mend_and_writes_nothing(
@@ -194,12 +364,15 @@ def test_what_no_gpu_of_the_pool_has_is_refused_before_anything_is_written(
     assert gpuq("submit", "--gpu-mem", "80G", "-G", "h100:1", script).rc == 0
 
 
-def test_a_pin_implies_the_workers_pool(gpuq: Gpuq, fleet: Fleet, script: str) -> None:
+def test_a_pin_implies_the_workers_pool(gpuq: Gpuq, fleet: Fleet, script: str, here: Path) -> None:
     fleet.ready("n1-gpu0", pool="big")
     fleet.post()
     (job,) = gpuq("submit", "-q", "--worker", "n1-gpu0", script).ids
     fleet.post()
     assert fleet.state.jobs[JobId(job)].spec.pool == "big"
+    (here / "gpuq.toml").write_text('worker = "n1-gpu0"\n')
+    rows = [line.split() for line in gpuq("submit", "-n", "--explain", script).err.splitlines()]
+    assert ["pool", "big", "gpuq.toml"] in rows
 
 
 def test_a_pool_that_nobody_serves_is_told_on_stderr(gpuq: Gpuq, fleet: Fleet, script: str) -> None:
@@ -214,10 +387,23 @@ def test_a_dry_run_checks_and_writes_nothing(gpuq: Gpuq, script: str, home: Path
     result = gpuq("submit", "-n", "--explain", "--org", "astro", script)
     assert result.out.startswith("checked ")
     rows = [line.split() for line in result.err.splitlines()]
-    assert ["organization", "astro", "--org"] in rows
+    assert ["org", "astro", "--org"] in rows
     assert ["class", "batch", "default"] in rows
     assert facts_in(home) == []
     assert gpuq("status", "last").rc == 64
+
+
+def test_a_dry_run_leaves_the_store_as_it_is(
+    gpuq: Gpuq, fleet: Fleet, script: str, home: Path
+) -> None:
+    fleet.ready("n1-gpu0")
+    fleet.post()
+    root = home / ".local/share/gpuq/ledger"
+    before = {path for path in root.rglob("*") if path.is_file()}
+    assert gpuq("submit", "-n", "--key", "k", script).rc == 0
+    assert {path for path in root.rglob("*") if path.is_file()} == before
+    assert gpuq("submit", script).rc == 0
+    assert {path for path in root.rglob("*") if path.is_file()} > before
 
 
 def test_the_organization_is_flag_then_variable_then_user(

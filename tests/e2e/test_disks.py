@@ -76,7 +76,7 @@ def test_a_full_disk_is_shown_and_costs_no_end_of_a_job(
         cluster.wait_for_state(within, JobState.RUNNING)
         with filled(state):
             cluster.open_gate("within")
-            problem = f"the disk of {state} is full: free some space there"
+            problem = f"less than 16 MiB are free on the disk of {state}: make room there"
             cluster.wait_until(
                 lambda: cluster.state().workers[WorkerName("n1-cpu0")].problem == problem,
                 deadline_s=DEADLINE_S,

@@ -29,6 +29,9 @@ class SlowHost:
         self.heard: list[signal.Signals] = []
         self._looks = 0
 
+    def process_of(self, worker: WorkerName) -> str:
+        return worker
+
     def take(self) -> bool:
         return True
 
@@ -51,6 +54,9 @@ class SlowHost:
         if self.living:
             self.heard.append(signum)
             self.living = False
+
+    def dismiss(self, worker: WorkerName) -> None:
+        raise AssertionError("no slot leaves")
 
     def status(self, name: str) -> WorkerStatus | None:
         return None

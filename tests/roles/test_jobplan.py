@@ -53,7 +53,8 @@ def plan(
     )
     handle = FakeAttempt(Disk(clock, Effects()), "aaaaaaaa.2")
     env = BASE if base is None else base
-    return plan_of(context, message, handle, None, JobBase(boot_id="b", env=env), 29_500)
+    job_base = JobBase(boot_id="b", env=env, secrets_dir=Path("/etc/secrets"))
+    return plan_of(context, message, handle, None, job_base, 29_500)
 
 
 def test_the_environment_of_a_gpu_job() -> None:
@@ -123,6 +124,12 @@ def test_no_credential_of_the_worker_reaches_a_job() -> None:
         "LC_ALL": "C.UTF-8",
         "CUDA_HOME": "/usr/local/cuda",
     }
+
+
+def test_secrets_are_named_with_their_place_and_not_read() -> None:
+    asked = plan(secrets=("HF_TOKEN", "DB_PASSWORD"))
+    assert (asked.secrets, asked.secrets_dir) == (("HF_TOKEN", "DB_PASSWORD"), "/etc/secrets")
+    assert not {"HF_TOKEN", "DB_PASSWORD"} & asked.env.keys()
 
 
 def test_without_a_directory_it_begins_at_home() -> None:

@@ -283,6 +283,7 @@ def test_a_second_machine_under_a_living_nodes_name_is_refused(cluster: Cluster)
         timeout=END_S,
     )
     assert done.returncode == 64
+    assert " serves pool " not in done.stderr
     (refusal,) = (line for line in done.stderr.splitlines() if "is alive" in line)
     (machine,) = {w.node for w in cluster.state().workers.values()}
     assert machine == "n1"

@@ -77,6 +77,24 @@ def test_a_script_is_fetched_and_one_without_a_first_line_runs_by_bash(rig: Rig)
     assert plan.argv == ("bash", f"/fake/{job}.1/script", "--lr", "1")
 
 
+def test_a_command_that_is_too_long_for_a_fact_is_fetched(rig: Rig) -> None:
+    words = b'{"argv":["train","--lr","1"],"env":{"SEED":"7"}}'
+    sha256 = hashlib.sha256(words).hexdigest()
+    rig.store.put_once(blob_key(sha256), words)
+    plan = rig.local(a_running_job(rig, words=sha256, argv=())).plan()
+    assert plan is not None
+    assert (plan.argv, plan.env["SEED"]) == (("train", "--lr", "1"), "7")
+
+
+def test_a_command_that_is_not_in_the_store_fails_the_start(rig: Rig) -> None:
+    rig.steps()
+    rig.turn()
+    job = rig.submit(words="0" * 64, argv=())
+    rig.settle()
+    assert "its command blobs/000" in rig.attempt(job).reason
+    assert rig.disk.executed == {}
+
+
 @pytest.mark.parametrize("body", [None, b"something else"])
 def test_a_script_that_is_not_what_was_submitted_fails_the_start(
     rig: Rig, body: bytes | None

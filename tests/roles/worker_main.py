@@ -42,7 +42,9 @@ def main(store: str, state: str, timings: str) -> None:
         node=NODE,
         pool="default",
         slot=Slot(kind="cpu", index=0),
-        job_base=JobBase(boot_id=boot_id(), env=safe_env(os.environ)),
+        job_base=JobBase(
+            boot_id=boot_id(), env=safe_env(os.environ), secrets_dir=Path("/no/secrets")
+        ),
         process=identity_of(os.getpid()),
     )
     serve(context_of(Path(store), Path(state), msgspec.json.decode(timings, type=Timings)), options)

@@ -110,6 +110,10 @@ class FakeAttempt:
     def report_path(self) -> Path:
         return Path("/fake") / self.name / "report"
 
+    @property
+    def tree_path(self) -> Path:
+        return Path("/fake") / self.name / "tree"
+
     def prepare(self, plan: Plan, script: bytes | None) -> None:
         self.disk.effects.happen(f"disk: before prepare {self.name}")
         self._plan, self.standing = plan, "prepared"
@@ -373,7 +377,11 @@ class Rig(PlayedLeader):
             node=NODE,
             pool="default",
             slot=e.Slot(kind="cpu", index=0),
-            job_base=JobBase(boot_id=BOOT_ID, env={"PATH": "/bin", "HOME": "/root"}),
+            job_base=JobBase(
+                boot_id=BOOT_ID,
+                env={"PATH": "/bin", "HOME": "/root"},
+                secrets_dir=Path("/fake/secrets"),
+            ),
             leaving=leaving,
         )
         parts = WorkerParts(

@@ -59,10 +59,14 @@ def run(
 ) -> JobId:
     """The same, until it has ended."""
     job = begin(world, command, on, organization, **spec)
+    end(world, job, rc=rc, after_ms=after_ms, outcome=outcome)
+    return job
+
+
+def end(world: World, job: JobId, *, after_ms: int, rc: int = 1, outcome: str = "exited") -> None:
     world.at += after_ms
     world.finish(job, rc=rc, outcome=outcome)
     world.turn()
-    return job
 
 
 def health(world: World, node: str = "n1") -> NodeHealth:
@@ -247,6 +251,36 @@ def test_a_job_is_given_back_three_times_and_its_fourth_failure_stands(world: Wo
     probe_opens(world)
     run(world, "another", N1)
     assert health(world).pause_ms == 160 * MINUTE_MS
+
+
+def test_what_fails_on_a_node_to_blame_uses_up_no_retry(world: World) -> None:
+    """One retry asked for: the fast failure on n1 counts for nothing, the next two do.
+
+    Of ``early``'s nobody could know that the node is to blame, so its flow has paid for it.
+    """
+    early = begin(world, "early", N1, retries=1)
+    late = begin(world, "late", "n1-cpu1", retries=1)
+    both = (early, late)
+    end(world, early, after_ms=1_000)
+    flow = world.job(early).spec.flow
+    paid = world.projection.retry_budget(flow)
+    run(world, "y", N1, "b")
+    run(world, "z", N1, "c")
+    assert health(world).blocked
+    end(world, late, after_ms=1_000)
+    assert world.projection.retry_budget(flow) == paid
+    for job in both:
+        world.move(job)
+    for _ in range(2):
+        world.turn(after_ms=20_000)
+        for job in both:
+            assert world.attempt(job).lead.startswith("n2")
+            world.start(job)
+        world.turn()
+        for job in both:
+            end(world, job, after_ms=60_000)
+    for job in both:
+        assert (world.job(job).state, len(world.job(job).attempts)) == (JobState.FAILED, 3)
 
 
 # --- probing

@@ -114,11 +114,15 @@ def test_retries_losses_and_cancels_of_what_ran() -> None:
     world.start(is_lost)
     world.turn()
     world.lost(is_lost)
+    cancelled_at = world.at
+    world.turn(after_ms=700)
     world.finish(fails, outcome="stopped", rc=143)
     world.turn()
+    assert world.attempt(fails).ended_at == cancelled_at + 700
     group = counted(world)[()]
     assert (group.attempts, group.retries, group.lost) == (4, 1, 1)
     assert (group.cancelled_waiting, group.cancelled_started) == (0, 1)
+    assert group.after_cancel_slot_ms == 700
 
 
 def test_a_user_who_tries_again_is_a_retry() -> None:
@@ -144,7 +148,7 @@ def test_calls_count_tokens_and_what_they_reported() -> None:
     group = counted(world)[()]
     assert group.tokens == Cost(estimated=200, actual=110)
     assert group.slot_ms == Cost()
-    assert (group.throttled, group.timeouts) == (2, 1)
+    assert (group.calls, group.throttled, group.timeouts) == (3, 2, 1)
 
 
 def test_overdue_waits_are_counted_when_they_end_and_while_they_last() -> None:

@@ -18,15 +18,18 @@ from typing import Any
 
 import pytest
 
+from ledger.archive import Manifest
 from ledger.checkpoint import encode_checkpoint
 from ledger.clock import SystemClock
-from ledger.events import Submitted, decode_page, encode
+from ledger.events import Snapshot, Submitted, decode_page, encode
 from ledger.journal import read_ledger
 from ledger.keys import checkpoint_key, page_key
+from ledger.pieces import pieces_of, put_pieces
 from ledger.projection import Projection
 from ledger.state import State
 from ledger.stores import open_store
 from ledger.stores.base import Store
+from ledger.writer import put_blob
 from simulation.difference import Difference
 from simulation.verify import Period, Verification, verify, verify_all
 from tests.simulation.ledgers import eventful_world, write_ledger, write_objects
@@ -329,6 +332,34 @@ def test_a_blob_that_no_page_names_is_only_held_against_its_own_name(root: Path)
     (root / "blobs" / name).write_bytes(b"#!/bin/bash\n")
     difference = only(verdict(root))
     assert (difference.key, difference.page) == (f"blobs/{name}", None)
+
+
+def snapshot_ledger(root: Path) -> Store:
+    """A ledger whose job runs in a snapshot of one piece; its manifest is whole."""
+    store = store_of(root)
+    pieces = pieces_of(b"an archive")
+    put_pieces(store, b"an archive")
+    manifest = put_blob(store, encode(Manifest(archive=pieces, files=1, size=1)))
+    world = World()
+    world.submit(snapshot=Snapshot(manifest=manifest))
+    world.turn()
+    write_ledger(store, [encode(page) for page in world.pages])
+    write_objects(store, world.pages)
+    return store
+
+
+def test_a_piece_that_a_snapshot_needs_is_named_if_it_is_missing(tmp_path: Path) -> None:
+    root = tmp_path / "ledger"
+    snapshot_ledger(root)
+    report = verdict(root)
+    assert report.differences == []
+    assert report.objects is not None
+    assert report.objects.blobs == 2
+    piece = f"blobs/{hashlib.sha256(b'an archive').hexdigest()}"
+    (root / piece).unlink()
+    difference = only(verdict(root))
+    assert (difference.page, difference.key, difference.recorded) == (1, piece, None)
+    assert difference.derived == "a piece of the snapshot that this page names"
 
 
 def test_a_checkpoint_of_another_state_is_named(root: Path) -> None:

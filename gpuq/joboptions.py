@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from gpuq.arrays import ARRAY, SWEEP
 from gpuq.options import Choices, Kind, Option
 from gpuq.parse import (
     LeadSignal,
@@ -184,7 +185,7 @@ MAX_OUTPUT_TOKENS = Option(
 JOB_OPTIONS = (
     NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN, KEY, CHDIR,
     SNAPSHOT, ENV, SECRET, HOLD, IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE,
-    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS,
+    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS, ARRAY, SWEEP,
 )  # fmt: skip
 
 

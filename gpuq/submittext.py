@@ -14,6 +14,7 @@ from gpuq.options import Choices
 from gpuq.render import long_duration, plain_table, times
 from gpuq.snapshot import Packed
 from gpuq.view import View
+from ledger.arrays import index_at, size_of
 from ledger.events import JobSpec
 from ledger.projection import Projection
 
@@ -75,6 +76,8 @@ def hint(view: View, spec: JobSpec) -> Iterator[str]:
     """What was read how, and a pool that nobody serves now."""
     if spec.time_limit_ms:
         yield f"time limit {long_duration(spec.time_limit_ms)}"
+    if spec.array is not None:
+        yield f"an array of {size_of(spec.array)}: {spec.id}_{index_at(spec.array, 0)} is its first"
     pools = {worker.pool for worker in view.state.workers.values() if worker.ready} - {""}
     if pools and spec.pool not in pools:
         yield f"no worker serves pool {spec.pool!r} now; there is {', '.join(sorted(pools))}"
@@ -97,4 +100,5 @@ def job_json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "key": spec.key,
         **times(deadline_at=spec.deadline_at or None),
         "retries": spec.retries,
+        "members": size_of(spec.array) if spec.array is not None else None,
     }

@@ -20,6 +20,7 @@ import msgspec
 
 from ledger import events as e
 from ledger import state as ledger_state
+from ledger.arrays import member_id
 from ledger.errors import GpuqError, LedgerError, TransientError
 from ledger.events import JobState
 from ledger.names import JobId, NodeName, WorkerName, new_job_id, worker_name
@@ -120,6 +121,7 @@ class World:
         self._strike_rate = self.rng.choice((0.0, 0.0, 0.02, 0.1))
         self._strikes = random.Random(self.rng.getrandbits(64))
         self._operators = random.Random(f"operators {seed}")
+        self._arrays = random.Random(f"arrays {seed}")
         self._refits = random.Random(f"refits {seed}")
         self._dispatchers: dict[str, Dispatcher] = {}
         """By machine, the newest."""
@@ -270,8 +272,14 @@ class World:
             idempotent=self.rng.random() < 0.5,
             estimate_ms=self.rng.choice((0, 1_000, 60_000)),
         )
-        self.work[job] = Work(self.rng.choice((500, 5_000, 40_000, 150_000, 400_000)), number % 4)
-        submitted = e.Submitted(at=self.hub.now_ms, job=spec)
+        work = Work(self.rng.choice((500, 5_000, 40_000, 150_000, 400_000)), number % 4)
+        submitted: e.Submitted = e.Submitted(at=self.hub.now_ms, job=spec)
+        self.work[job] = work
+        if self._arrays.random() < 0.2:
+            array = e.ArraySpec(ranges=((0, 2, 1),), at_once=self._arrays.choice((0, 0, 1)))
+            spec = msgspec.structs.replace(spec, array=array)
+            submitted = e.ArraySubmitted(at=self.hub.now_ms, job=spec)
+            self.work |= {member_id(job, index): work for index in range(3)}
         self._command(machine, submitted, lambda: self.truth.acknowledged.add(job))
         if self.rng.random() < 0.25:
             at_ms = self.hub.now_ms + self.rng.choice((0, 3_000, 20_000, 100_000))
@@ -557,6 +565,11 @@ class World:
             if job is None:
                 if job_id not in state.archive:
                     still[job_id] = f"{job_id} not posted"
+            elif job.array is not None and any(
+                state.jobs[member_id(job_id, index)].state is JobState.HELD
+                for index in job.array.open
+            ):
+                continue
             elif not job.state.ended and job.state is not JobState.HELD:
                 still[job_id] = f"{job_id} {job.state}"
         return still

@@ -29,7 +29,7 @@ from gpuq.logs import FOLLOW_MAX_MS, FOLLOW_MIN_MS, NO_RC, WHOLE_PATIENCE_MS, re
 from gpuq.options import Kind, Option
 from gpuq.script import Body, read_script
 from gpuq.selectors import select
-from gpuq.submission import submit_body
+from gpuq.submission import submit_wish, wish_for
 from gpuq.view import View, read_view
 from ledger.errors import GpuqError, RequestError
 from ledger.events import CancelRequested, JobState
@@ -108,7 +108,10 @@ class Queue:
         said = said_by(options)
         body = _body(target, args, kwargs or {}, python)
         with self._lock:
-            spec = submit_body(self._context, self._client, self._view(), body, said)
+            view = self._view()
+            wish = wish_for(self._context, self._client, view, body, said)
+            submit_wish(self._client, view, wish)
+        spec = wish.spec
         return Job(self, spec.id, spec.name, is_call=callable(target))
 
     def job(self, selector: str) -> Job:

@@ -14,8 +14,10 @@ import msgspec
 
 from gpuq.render import say
 
+_HEAD = "# branch."
 _NO_COMMIT = "(initial)"
 _NO_BRANCH = "(detached)"
+_OF_A_HOOK = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"})
 
 
 class Checkout(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,26 +40,29 @@ def find_checkout(folder: Path) -> Checkout | None:
     top = _git(folder, "rev-parse", "--show-toplevel")
     if top is None:
         return None
-    status = _git(folder, "status", "--porcelain=v2", "--branch", "-z", "--", ".") or b""
+    words = ("--porcelain=v2", "--branch", "--untracked-files=normal", "-z", "--", ".")
+    status = _git(folder, "status", *words) or b""
     lines = [os.fsdecode(line) for line in status.split(b"\0") if line]
-    heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith(_HEAD))
     commit, branch = heads.get("branch.oid", ""), heads.get("branch.head", "")
     tracked = _git(folder, "ls-files", "--cached", "-z") or b""
     return Checkout(
         top=Path(os.fsdecode(top.removesuffix(b"\n"))),
         commit="" if commit == _NO_COMMIT else commit,
         branch="" if branch == _NO_BRANCH else branch,
-        dirty=any(not line.startswith("# ") for line in lines),
+        dirty=any(not line.startswith(_HEAD) for line in lines),
         tracked=frozenset(os.fsdecode(name) for name in tracked.split(b"\0") if name),
     )
 
 
 def _git(folder: Path, *words: str) -> bytes | None:
     """What git printed; None where there is no git, or nothing that it can say."""
+    # A git hook sets these, and they would name another checkout than the folder's.
+    environ = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],
-            env={**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
+            env={**environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,

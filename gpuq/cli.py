@@ -18,6 +18,8 @@ from gpuq import (
     cancel,
     completion,
     export,
+    fetch,
+    importpending,
     init,
     logs,
     metrics,
@@ -159,6 +161,12 @@ _add(
     examples=["gpuq wait $(gpuq submit -q a.sh b.sh)"],
 )
 _add(
+    fetch.fetch,
+    "fetch",
+    short="Get the files that a job left (--output).",
+    examples=["gpuq fetch last", "gpuq fetch train results/"],
+)
+_add(
     cancel.cancel,
     "cancel",
     "kill",
@@ -243,6 +251,15 @@ _add(
     "doctor",
     short="Ask whether the store can hold a ledger.",
     examples=["gpuq doctor --store s3://bucket/prefix"],
+)
+_add(
+    importpending.import_pending,
+    "import-pending",
+    short="Take over what waits for earlier scripts.",
+    examples=[
+        "gpuq import-pending s3://bucket/gpuq --dry-run",
+        "gpuq import-pending s3://bucket/gpuq --map a100box=node1-gpu0 --map big=h100",
+    ],
 )
 app.add_typer(audit_app, name="audit", short_help="Who used what, at what cost, how fairly.")
 _add(

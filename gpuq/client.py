@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 
-from gpuq.config import Invocation, Settings, read_settings
+from gpuq.config import Invocation, Settings, StoreChoice, read_settings
 from gpuq.render import say
 from gpuq.viewcache import load_journal
 from ledger.clock import Clock, SystemClock
@@ -128,7 +128,11 @@ def first_contact() -> Iterator[None]:
 
 def store_of(settings: Settings, clock: Clock, rng: random.Random) -> SettlingStore:
     """The store that the settings name; nothing is asked of it yet."""
-    choice = settings.store
+    return store_at(settings.store, clock, rng)
+
+
+def store_at(choice: StoreChoice, clock: Clock, rng: random.Random) -> SettlingStore:
+    """The store that was chosen; nothing is asked of it yet."""
     return open_store(
         choice.url,
         clock=clock,
@@ -136,6 +140,7 @@ def store_of(settings: Settings, clock: Clock, rng: random.Random) -> SettlingSt
         endpoint_url=choice.endpoint_url,
         region=choice.region,
         ca_bundle=choice.ca_bundle,
+        login=choice.login,
     )
 
 

@@ -14,7 +14,7 @@ Source = Annotated[
     str | None,
     typer.Argument(
         metavar="[SOURCE]",
-        help="A scenario (abc, honest, starvation, or a file .toml), a trace file, or "
+        help="A scenario (abc, honest, starvation, teams, or a file .toml), a trace file, or "
         " a ledger's store; else the ledger of --store.",
     ),
 ]

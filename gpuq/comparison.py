@@ -27,7 +27,7 @@ from scheduling.policy_file import parse_policy
 from scheduling.policy_table import WEIGHT_MAX
 from simulation.engine import Outcome, simulate
 from simulation.metrics import Report, changes, report
-from simulation.recorded import recorded
+from simulation.recorded import as_it_was, recorded
 from simulation.scenario import named_scenario, parse_scenario, scenario_names
 from simulation.traces import read_trace
 from simulation.workload import (
@@ -40,6 +40,9 @@ from simulation.workload import (
 )
 
 AS_IT_IS = "as it is"
+
+RECORDED = "recorded"
+"""What really happened."""
 
 MANY_JOBS = 5_000
 """With so many a run takes long enough to say on a terminal that it goes on."""
@@ -75,7 +78,10 @@ def compare(context: typer.Context, choice: Choice, policies: str, output: Outpu
     workload = _workload(context, choice)
     _check_plot(output.plot)
     outcomes = {name: _run(name, workload, under(workload, name)) for name in names}
-    against = "recorded"
+    against = RECORDED
+    was = as_it_was(workload)
+    if was is not None:
+        outcomes = {RECORDED: was, **outcomes}
     starts = [job.recorded_start_ms for job in workload.jobs]
     if all(start is None for start in starts):
         against, starts = names[0], [run.start_ms for run in outcomes[names[0]].runs]

@@ -167,6 +167,10 @@ def _of_option(command: Any, option: Any) -> list[Candidate] | _Values:
             return _workers
         case "--pool":
             return _pools
+        case "--exclude":
+            return _nodes
+        case "--after":
+            return lambda state: _jobs(state, _concerns("wait"))
         case "--from" if command.name == "move":
             return _nodes
     return []

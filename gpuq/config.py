@@ -17,8 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from gpuq.rcloneremote import SCHEME, read_remote
 from ledger.errors import RequestError
 from ledger.names import as_name, check_name
+from ledger.stores.login import Login
 from ledger.timings import Timings
 
 
@@ -61,6 +63,9 @@ class StoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_url: str | None = None
     region: str | None = None
     ca_bundle: str | None = None
+    login: Login | None = None
+    name: str = ""
+    """What it is called where it is named again, if not ``url``."""
     source: str
     is_default: bool = False
     """It is the folder that needs no configuration, and is made on first use."""
@@ -172,6 +177,8 @@ def _store(
     # How to reach a store is said in the file for that store alone.
     details = file if url == file.store else ConfigFile()
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    if url.startswith(SCHEME):
+        return remote_store(url, flags, environ, source, ca_bundle=details.ca_bundle)
     return StoreChoice(
         url=as_store_url(url),
         endpoint_url=flags.endpoint_url or endpoint or details.endpoint_url or None,
@@ -179,6 +186,43 @@ def _store(
         ca_bundle=flags.ca_bundle or details.ca_bundle or None,
         source=source,
         is_default=source == "default",
+    )
+
+
+def choose_store(settings: Settings, url: str, invocation: Invocation) -> StoreChoice:
+    """Another store than that of the settings, reached as flags and environment say."""
+    if url.startswith(SCHEME):
+        return remote_store(url, invocation.flags, invocation.environ, "init")
+    choice = settings.store
+    is_same = choice.url == as_store_url(url)
+    return StoreChoice(
+        url=as_store_url(url),
+        endpoint_url=choice.endpoint_url,
+        region=choice.region,
+        ca_bundle=choice.ca_bundle,
+        login=choice.login,
+        source=choice.source if is_same else "init",
+    )
+
+
+def remote_store(
+    text: str,
+    flags: StoreFlags,
+    environ: Mapping[str, str],
+    source: str,
+    *,
+    ca_bundle: str = "",
+) -> StoreChoice:
+    """An S3 remote of rclone's configuration; what flags say counts more."""
+    remote = read_remote(text, environ)
+    return StoreChoice(
+        url=remote.url,
+        endpoint_url=flags.endpoint_url or remote.endpoint_url,
+        region=flags.region or remote.region,
+        ca_bundle=flags.ca_bundle or ca_bundle or None,
+        login=remote.login,
+        name=text,
+        source=source,
     )
 
 

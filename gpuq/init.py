@@ -12,8 +12,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from gpuq.client import first_contact, settings_of, store_of
-from gpuq.config import Settings, StoreChoice, as_store_url, write_config
+from gpuq.client import first_contact, invocation_of, settings_of, store_of
+from gpuq.config import (
+    Settings,
+    choose_store,
+    write_config,
+)
 from gpuq.render import Cut, print_json, print_table, printable, say
 from ledger.clock import SystemClock
 from ledger.errors import RequestError, TransientError
@@ -27,7 +31,7 @@ def init(
     url: Annotated[
         str | None,
         typer.Argument(
-            metavar="URL", help="s3://bucket/prefix, or a folder; else what the settings name."
+            metavar="URL", help="s3://bucket/prefix or a folder; else what the settings name."
         ),
     ] = None,
 ) -> None:
@@ -36,7 +40,8 @@ def init(
 
     settings = settings_of(context)
     if url is not None:
-        settings = _with_store(settings, url)
+        chosen = choose_store(settings, url, invocation_of(context))
+        settings = msgspec.structs.replace(settings, store=chosen)
     clock, rng = SystemClock(), random.Random()
     store = store_of(settings, clock, rng)
     with first_contact():
@@ -81,30 +86,17 @@ def doctor(
         raise TransientError(f"{store.url} gave no verdict on {open_[0].name}: try again")
 
 
-def _with_store(settings: Settings, url: str) -> Settings:
-    """The settings with another store, reached as flags and environment say."""
-    choice = settings.store
-    is_same = choice.url == as_store_url(url)
-    chosen = StoreChoice(
-        url=as_store_url(url),
-        endpoint_url=choice.endpoint_url,
-        region=choice.region,
-        ca_bundle=choice.ca_bundle,
-        source=choice.source if is_same else "init",
-    )
-    return msgspec.structs.replace(settings, store=chosen)
-
-
 def _remember(settings: Settings) -> None:
     """Name the store in the configuration file; what else stands there is kept."""
     choice, before = settings.store, settings.file
-    if before.store and before.store != choice.url:
+    store = choice.name or choice.url
+    if before.store and before.store != store:
         say(f"gpuq: {settings.config_path} named {printable(before.store)} until now")
     file = msgspec.structs.replace(
         before,
-        store=choice.url,
-        endpoint_url=choice.endpoint_url or "",
-        region=choice.region or "",
+        store=store,
+        endpoint_url="" if choice.name else choice.endpoint_url or "",
+        region="" if choice.name else choice.region or "",
         ca_bundle=choice.ca_bundle or "",
     )
     write_config(settings.config_path, file)

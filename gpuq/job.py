@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from gpuq.after import texts_of
 from gpuq.arrays import array_json, progress_of
 from gpuq.render import Cut, local_time, long_duration, short_duration, size, times
 from gpuq.view import View
@@ -127,6 +128,11 @@ class Shown:
             ("slots", f"{spec.slots} {spec.gpu_type}".strip()),
             ("gpu memory", size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""),
             ("pinned to", job.placed.worker),
+            ("after", ", ".join(texts_of(spec.after))),
+            ("after objects", ", ".join(spec.after_artifacts)),
+            ("begin", local_time(spec.begin_at, now_ms) if spec.begin_at else ""),
+            ("exclude", ", ".join(spec.exclude)),
+            ("priority", str(spec.priority) if spec.priority else ""),
             ("submitted to", _submitted_to(job)),
             ("time limit", long_duration(spec.time_limit_ms) if spec.time_limit_ms else ""),
             ("signal", _lead(spec)),
@@ -136,6 +142,7 @@ class Shown:
             ("long words", spec.words),
             ("directory", spec.cwd if spec.snapshot is None else ""),
             *snapshot_lines(spec),
+            ("outputs", ", ".join(spec.outputs)),
             ("variables", ", ".join(f"{name}={value}" for name, value in spec.env.items())),
             ("secrets", ", ".join(spec.secrets)),
             ("key", spec.key),
@@ -150,7 +157,7 @@ class Shown:
         if not self.is_overdue(job):
             return ""
         target_ms = self._view.state.policy.wait_target_ms(job.placed.flow)
-        waited_ms = self._view.now_ms - job.submitted_at
+        waited_ms = self._view.now_ms - job.queued_since
         return f"{short_duration(waited_ms)} of at most {short_duration(target_ms)}"
 
     def _conflicts(self, job: Job) -> str:
@@ -215,10 +222,17 @@ class Shown:
             "words_sha256": spec.words or None,
             "directory": spec.cwd,
             "snapshot": snapshot_json(spec),
+            "outputs": list(spec.outputs),
+            "outputs_on_failure": spec.outputs_on_failure,
             "variables": spec.env,
             "secrets": list(spec.secrets),
             "submitted_pool": spec.pool,
             "submitted_pinned_to": spec.worker,
+            "after": texts_of(spec.after),
+            "after_artifacts": list(spec.after_artifacts),
+            **times(begin_at=spec.begin_at or None),
+            "exclude": list(spec.exclude),
+            "priority": spec.priority,
             "signal": spec.signal or None,
             "lead_ms": spec.lead_ms or None,
             "grace_ms": spec.grace_ms or None,

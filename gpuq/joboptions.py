@@ -10,24 +10,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 
+from gpuq.after import parse_after
 from gpuq.arrays import ARRAY, SWEEP
+from gpuq.fetch import parse_output
 from gpuq.options import Choices, Kind, Option
 from gpuq.parse import (
     LeadSignal,
+    parse_begin,
     parse_count,
     parse_deadline,
     parse_duration,
     parse_gpus,
     parse_grace,
+    parse_nodes,
     parse_secret,
     parse_signal,
     parse_size,
+    parse_url,
     parse_variable,
 )
 from gpuq.render import long_duration, printable, size
 from ledger.errors import RequestError
-from ledger.names import WORKER, check_name
+from ledger.names import WORKER, NodeName, check_name
+from scheduling.admission import PRIORITY_MAX
 from scheduling.retries import RETRY_WORDS, is_retry_rule
 
 RETRIES_MAX = 100
@@ -60,6 +67,28 @@ def _read_folder(text: str) -> str:
             f"--snapshot {printable(text)}: no such folder; name one: --snapshot . SCRIPT"
         )
     return _read_directory(text)
+
+
+def _read_nodes(text: str) -> tuple[NodeName, ...]:
+    return parse_nodes([text])
+
+
+def _read_after(text: str) -> str:
+    """As it was typed: which jobs are meant is asked of the ledger."""
+    for _ in parse_after([text]):
+        pass
+    return text
+
+
+def _read_priority(text: str) -> int:
+    """Raises RequestError for what is no number from -100 to 100."""
+    try:
+        priority = int(text)
+    except ValueError:
+        priority = PRIORITY_MAX + 1
+    if abs(priority) > PRIORITY_MAX:
+        raise RequestError(f"{text!r} is no priority: say -{PRIORITY_MAX} to {PRIORITY_MAX}")
+    return priority
 
 
 def _read_retry_rules(text: str) -> tuple[str, ...]:
@@ -95,7 +124,10 @@ def _show_lead(lead: LeadSignal) -> str:
 NAME = Option(flags=("--name", "-J"), help="Else the file's or program's.", default="")
 POOL = Option(flags=("--pool", "-p"), help="Resource pool.", read=_read_pool, default="")
 ORG = Option(flags=("--org",), help="Organization that pays.", read=_read_organization, default="")
-CLASS = Option(flags=("--class",), help="batch (default), interactive or system.", default="batch")
+CLASS = Option(
+    flags=("--class",), help="batch (default), interactive, system, or one of the policy.",
+    default="batch",
+)  # fmt: skip
 GPUS = Option(
     flags=("--gpus", "-G"), help="Slots: N or TYPE:N.", read=parse_gpus, default=parse_gpus("1"),
     fields=("slots", "gpu_type"), show=_show_gpus,
@@ -116,6 +148,14 @@ WORKER_PIN = Option(
     flags=("--worker",), help="Only there, such as node1-gpu0.", read=_read_worker, default="",
     fields=("worker",),
 )  # fmt: skip
+EXCLUDE: Option[tuple[tuple[NodeName, ...], ...]] = Option(
+    flags=("--exclude", "-x"), help="Nodes on which it never runs.", kind=Kind.LIST,
+    read=_read_nodes, default=(), show=lambda lists: ", ".join(chain.from_iterable(lists)),
+)  # fmt: skip
+PRIORITY = Option(
+    flags=("--priority",), help="In one's own flow only, -100 to 100.", read=_read_priority,
+    default=0, fields=("priority",),
+)  # fmt: skip
 KEY = Option(flags=("--key",), help="The same key is the same job.", default="", fields=("key",))
 CHDIR = Option(
     flags=("--chdir", "-D"), help="Directory; else the current one.", read=_read_directory,
@@ -124,6 +164,14 @@ CHDIR = Option(
 SNAPSHOT = Option(
     flags=("--snapshot",), help="Run in a copy of this folder as it is now: '.'.",
     read=_read_folder, default="",
+)  # fmt: skip
+OUTPUT: Option[tuple[str, ...]] = Option(
+    flags=("--output",), help="Files to keep, for 'gpuq fetch': GLOB; repeatable.",
+    kind=Kind.LIST, read=parse_output, default=(), fields=("outputs",), show=", ".join,
+)  # fmt: skip
+OUTPUT_ON_FAILURE = Option(
+    flags=("--output-on-failure",), help="Also where it fails.", kind=Kind.SWITCH, default=False,
+    fields=("outputs_on_failure",),
 )  # fmt: skip
 ENV: Option[tuple[tuple[str, str | None], ...]] = Option(
     flags=("--env",), help="NAME=VALUE, or NAME with its value here; repeatable.",
@@ -161,6 +209,18 @@ DEADLINE = Option(
     flags=("--deadline",), help="No use after: 2h from now, or 2026-12-01T18:00.", default=0,
     fields=("deadline_at",), at_submit=parse_deadline, show=_show_moment,
 )  # fmt: skip
+AFTER: Option[tuple[str, ...]] = Option(
+    flags=("--after", "--dependency", "-d"), help="Jobs that must end first: ID, ...",
+    kind=Kind.LIST, read=_read_after, default=(), show=", ".join,
+)  # fmt: skip
+AFTER_ARTIFACT: Option[tuple[str, ...]] = Option(
+    flags=("--after-artifact",), help="An object of the store, by key.", kind=Kind.LIST,
+    default=(), show=", ".join,
+)  # fmt: skip
+BEGIN = Option(
+    flags=("--begin",), help="Not before: 2h from now, or 2026-12-01T18:00.", default=0,
+    fields=("begin_at",), at_submit=parse_begin, show=_show_moment,
+)  # fmt: skip
 RETRIES = Option(
     flags=("--retries",), help="Further attempts after a failure.", read=_read_retries, default=0,
     fields=("retries",),
@@ -181,11 +241,16 @@ MAX_OUTPUT_TOKENS = Option(
     flags=("--max-output-tokens",), help="Tokens out of all calls, at most.", read=parse_count,
     default=0, fields=("max_output_tokens",),
 )  # fmt: skip
+NOTIFY = Option(
+    flags=("--notify",), help="URL that is told of its end, as JSON.", read=parse_url, default="",
+    fields=("notify",),
+)  # fmt: skip
 
 JOB_OPTIONS = (
-    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN, KEY, CHDIR,
-    SNAPSHOT, ENV, SECRET, HOLD, IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE,
-    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS, ARRAY, SWEEP,
+    NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN,
+    EXCLUDE, PRIORITY, KEY, CHDIR, SNAPSHOT, OUTPUT, OUTPUT_ON_FAILURE, ENV, SECRET, HOLD,
+    IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, AFTER_ARTIFACT, BEGIN,
+    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS, ARRAY, SWEEP, NOTIFY,
 )  # fmt: skip
 
 
@@ -207,6 +272,8 @@ def refuse_contradictions(choices: Choices) -> None:
     twice = {name for name, _ in choices[ENV]}.intersection(choices[SECRET])
     if twice:
         raise RequestError(f"{', '.join(sorted(twice))}: say --env or --secret, not both")
+    if choices[OUTPUT_ON_FAILURE] and not choices[OUTPUT]:
+        raise RequestError("--output-on-failure needs --output GLOB")
     for rule in choices[RETRY_ON]:
         if rule in ("lost", "timeout") and not choices[IDEMPOTENT]:
             raise RequestError(

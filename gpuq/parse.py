@@ -7,14 +7,17 @@ shows the forms; nothing is guessed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
 from ledger.errors import RequestError
 from ledger.events import LEAD_SIGNALS
+from ledger.names import NodeName, check_name
 from ledger.timings import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 from ledger.variables import is_reserved, is_variable, looks_secret
 from scheduling.duration import DURATION_MAX_MS, parse_units
+from scheduling.quantities import parse_bytes
 
 SLOTS_MAX = 1_024
 COUNT_MAX = 1_000_000_000
@@ -24,10 +27,10 @@ _DURATION_FORMS = "say minutes, MM:SS, H:MM:SS, D-H, D-H:MM, D-H:MM:SS, or 90m, 
 _N = r"([0-9]{1,9})"
 _COLONS = re.compile(rf"{_N}(:{_N}){{0,2}}")
 _DAYS = re.compile(rf"{_N}-([0-9:]{{1,30}})")
-_SIZE = re.compile(rf"{_N}([KMGT])(i?)B?", re.IGNORECASE)
 _GPUS = re.compile(rf"(?:([A-Za-z0-9][A-Za-z0-9 ._-]*):)?{_N}")
 _SIGNAL = re.compile(r"(?:B:)?([A-Z0-9]{1,12})(?:@([0-9]{1,6}))?")
 _COUNT = re.compile(r"[0-9]{1,10}")
+_URL = re.compile(r"https?://[^/\s@]+(/[!-~]*)?")
 
 
 class Gpus(NamedTuple):
@@ -74,17 +77,31 @@ def parse_deadline(text: str, now_ms: int) -> int:
 
     Raises RequestError on anything else, and on what has passed.
     """
+    return _moment_ahead(text, now_ms, "deadline", _duration_ms)
+
+
+def parse_begin(text: str, now_ms: int) -> int:
+    """The same of a time before which a job does not begin.
+
+    A duration needs its unit: ``16:00`` is a time of day for Slurm, and 16 minutes here.
+    """
+    return _moment_ahead(text, now_ms, "begin", parse_units)
+
+
+def _moment_ahead(
+    text: str, now_ms: int, what: str, read_duration: Callable[[str], int | None]
+) -> int:
     try:
         at_ms = int(datetime.fromisoformat(text.strip()).timestamp() * 1_000)
     except (ValueError, OverflowError):
-        duration_ms = _duration_ms(text.strip().lower())
+        duration_ms = read_duration(text.strip().lower())
         if duration_ms is None:
             raise RequestError(
-                f"{text!r} is no deadline: say 2h (from now), or a time such as 2026-12-01T18:00"
+                f"{text!r} is no {what}: say 2h (from now), or a time such as 2026-12-01T18:00"
             ) from None
         at_ms = now_ms + duration_ms
     if not now_ms < at_ms <= now_ms + DURATION_MAX_MS:
-        raise RequestError(f"the deadline {text!r} has passed, or lies beyond ten years")
+        raise RequestError(f"the {what} {text!r} has passed, or lies beyond ten years")
     return at_ms
 
 
@@ -117,18 +134,11 @@ def _sum_ms(days: int, hours: int, minutes: int, seconds: int) -> int | None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``40G``, ``40GB`` (powers of 1000) or ``40GiB`` (powers of 1024).
-
-    ``G`` is decimal because a card that is sold with 24 GB has somewhat less than 24 GiB.
-    Raises RequestError on anything else.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or int(match[1]) == 0:
+    """Bytes of ``40G``, ``40GB`` or ``40GiB``. Raises RequestError on anything else."""
+    size_bytes = parse_bytes(text.strip())
+    if size_bytes is None:
         raise RequestError(f"{text!r} is not a size: say 40G, 40GB or 40GiB")
-    unit = 1024 if match[3] else 1000
-    for _ in range("KMGT".index(match[2].upper())):
-        unit *= 1024 if match[3] else 1000
-    return int(match[1]) * unit
+    return size_bytes
 
 
 def parse_gpus(text: str) -> Gpus:
@@ -140,6 +150,12 @@ def parse_gpus(text: str) -> Gpus:
     if not 1 <= slots <= SLOTS_MAX:
         raise RequestError(f"{text!r}: a job takes 1 to {SLOTS_MAX} slots of one node")
     return Gpus(slots, (match[1] or "").lower())
+
+
+def parse_nodes(texts: Iterable[str]) -> tuple[NodeName, ...]:
+    """Names of nodes with commas, sorted, each once. Raises RequestError on anything else."""
+    names = {name.strip() for text in texts for name in text.split(",")}
+    return tuple(NodeName(check_name("node", name)) for name in sorted(names))
 
 
 def parse_signal(text: str) -> LeadSignal:
@@ -168,6 +184,15 @@ def parse_count(text: str, *, most: int = COUNT_MAX) -> int:
     if not 0 <= number <= most:
         raise RequestError(f"{text!r} is not a whole number from 0 to {most}")
     return number
+
+
+def parse_url(text: str) -> str:
+    """The address of a web server. Raises RequestError on anything else."""
+    if not _URL.fullmatch(text):
+        raise RequestError(
+            f"{text!r} is no URL: say https://HOST/PATH (for a command: gpuq wait JOB; COMMAND)"
+        )
+    return text
 
 
 def parse_variable(text: str) -> tuple[str, str | None]:

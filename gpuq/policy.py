@@ -6,6 +6,7 @@ fact; the text as it was written is kept as a blob beside it.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from difflib import unified_diff
 from pathlib import Path
 from textwrap import fill
@@ -19,12 +20,14 @@ from gpuq.client import Client, open_client
 from gpuq.history import pages_after, parse_moment, state_before
 from gpuq.render import epilog, local_time, print_json, printable, say
 from gpuq.view import View, read_view
+from ledger.calibration import ONE, Calibration
 from ledger.decisions import JobExpired, JobRejected
 from ledger.errors import RequestError
 from ledger.events import PolicyApplied, encode
 from ledger.policy import Policy, Standing
 from ledger.projection import Projection
 from ledger.state import Job, State
+from ledger.timings import DAY_MS
 from ledger.writer import put_blob
 from scheduling.admission import verdict_on
 from scheduling.agreement import agreement, pool_terms
@@ -116,6 +119,9 @@ def show(
     at: Annotated[
         str | None, typer.Option("--at", help="The one in force then: 2h (ago), or a local time.")
     ] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=1, help="The one of that number, from 1.")
+    ] = None,
     as_agreement: Annotated[
         bool, typer.Option("--agreement", help="What it means, for people.")
     ] = False,
@@ -124,12 +130,18 @@ def show(
     """Show the policy in force, as a file that could be applied again."""
     client = open_client(context)
     view = read_view(client.load_journal(), client.settings.timings)
+    if at is not None and version is not None:
+        raise RequestError("say --at or --version, not both")
     state = view.state if at is None else _state_at(client, parse_moment(at, view.now_ms))
+    if version is not None:
+        state = _state_of_version(client, version)
     if as_agreement:
         _print_agreement(state.policy)
         return
     if json:
-        print_json({"version": state.policy_version, **msgspec.to_builtins(state.policy)})
+        known = msgspec.to_builtins(state.calibrations)
+        policy = msgspec.to_builtins(state.policy)
+        print_json({"version": state.policy_version, **policy, "calibrations": known})
         return
     if not state.policy_version:
         say("no policy yet: every organization has weight 1, pools are what workers declare")
@@ -137,6 +149,18 @@ def show(
     when = local_time(state.policy_at, view.now_ms)
     print(f"# version {state.policy_version}, by {printable(state.policy_by)}, {when}")
     print(format_policy(state.policy), end="")
+    for name, calibration in sorted(state.calibrations.items()):
+        print(printable(f"# {name}: {_calibration_line(calibration)}"))
+
+
+def _calibration_line(known: Calibration) -> str:
+    """The factor of now, and the last of each of the newest days on which it moved."""
+    days = ", ".join(
+        f"{datetime.fromtimestamp(day * DAY_MS // 1000, UTC):%Y-%m-%d} {factor / ONE:.3f}"
+        for day, factor in known.history
+    )
+    calls = f"{known.calls} call{'' if known.calls == 1 else 's'}"
+    return f"estimates of tokens count {known.factor_ppm / ONE:.3f} times, after {calls} ({days})"
 
 
 def _state_at(client: Client, at_ms: int) -> State:
@@ -145,6 +169,29 @@ def _state_at(client: Client, at_ms: int) -> State:
     for page, sha256 in pages_after(client.store, projection.state.seq, at_ms):
         projection.apply(page, sha256)
     return projection.state
+
+
+def _state_of_version(client: Client, version: int) -> State:
+    """The fold of all up to the page that has the policy of that number, with this policy.
+
+    A page may have several: the last one is in force after it. O(pages).
+    """
+    projection = Projection(State(ledger=client.ledger))
+    for page, sha256 in pages_after(client.store, projection.state.seq):
+        before = projection.state.policy_version
+        if not projection.apply(page, sha256):
+            continue
+        applied = [posted.fact for posted in page.facts if isinstance(posted.fact, PolicyApplied)]
+        if before < version <= before + len(applied):
+            fact = applied[version - before - 1]
+            return msgspec.structs.replace(
+                projection.state,
+                policy=fact.policy,
+                policy_version=version,
+                policy_by=fact.by,
+                policy_at=fact.at,
+            )
+    raise RequestError(f"no version {version}: the newest is {projection.state.policy_version}")
 
 
 def _print_agreement(policy: Policy) -> None:

@@ -18,11 +18,12 @@ from gpuq.billtext import micros
 from gpuq.job import snapshot_json
 from gpuq.render import times
 from ledger import events as e
+from ledger.artifacts import read_artifacts
 from ledger.bill import Bill, Sum
 from ledger.claims import read_claim
 from ledger.events import Page, kind_of
 from ledger.health import command_of
-from ledger.keys import blob_key, claim_key, log_key, message_key, page_key
+from ledger.keys import artifact_key, blob_key, claim_key, log_key, message_key, page_key
 from ledger.names import JobId
 from ledger.state import State
 from ledger.stores.base import Store
@@ -120,6 +121,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     log_sha256: str | None
     log_bytes: int | None
     """Of the stored log, its last line ``rc=N`` included."""
+    artifacts_key: str
+    artifacts_sha256: str | None
+    """Of the manifest, which has the hash of each file."""
+    artifacts_files: int | None
+    artifacts_bytes: int | None
 
 
 class Receipt:
@@ -203,6 +209,8 @@ class Receipt:
         use, used = self._uses.get(number), self._sums.get((job, str(number)), Sum())
         claim = self._claim(number)
         log = self._store.get(log_key(job, number))
+        body = self._store.get(artifact_key(job, number))
+        files = () if body is None else read_artifacts(body, self._state.ledger, job, number).files
         return Attempt(
             attempt=number,
             workers=assigned.slots,
@@ -226,6 +234,10 @@ class Receipt:
             log_key=log_key(job, number),
             log_sha256=None if log is None else hashlib.sha256(log).hexdigest(),
             log_bytes=None if log is None else len(log),
+            artifacts_key=artifact_key(job, number),
+            artifacts_sha256=None if body is None else hashlib.sha256(body).hexdigest(),
+            artifacts_files=None if body is None else len(files),
+            artifacts_bytes=None if body is None else sum(file.content.size for file in files),
         )
 
     def _claim(self, number: int) -> e.Claim | None:

@@ -67,7 +67,8 @@ def _attempt_lines(attempt: Attempt, *, has_price: bool) -> list[tuple[str, str]
     ended = "" if attempt.ended_at is None else iso_utc(attempt.ended_at)
     if attempt.became == "running":
         ended = f"runs still, at {ended}"
-    log = attempt.log_sha256
+    log, manifest = attempt.log_sha256, attempt.artifacts_sha256
+    files = f"{attempt.artifacts_files} files, {attempt.artifacts_bytes} bytes"
     lines = [
         ("attempt", str(attempt.attempt)),
         ("workers", ", ".join(attempt.workers)),
@@ -82,6 +83,7 @@ def _attempt_lines(attempt: Attempt, *, has_price: bool) -> list[tuple[str, str]
         ("slot time", short_duration(attempt.occupied_slot_ms) if attempt.became else ""),
         ("money", amount(Fraction(attempt.money_micros)) if has_price and attempt.became else ""),
         ("log", f"{attempt.log_key}, {attempt.log_bytes} bytes, sha256 {log}" if log else ""),
+        ("files", f"{attempt.artifacts_key}, {files}, sha256 {manifest}" if manifest else ""),
     ]
     return [(name, value) for name, value in lines if value]
 

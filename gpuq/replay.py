@@ -127,6 +127,7 @@ def _objects(counts: ObjectCounts) -> str:
         f"{counts.claims} claims",
         f"{counts.logs} logs",
         f"{counts.blobs} blobs",
+        f"{counts.artifacts} manifests of artifacts",
         f"{counts.checkpoints} checkpoints",
     ]
     left_out = [

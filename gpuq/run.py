@@ -181,6 +181,7 @@ def dispatcher(context: typer.Context, *, node: NodeOption = "") -> None:
     """Lead where nobody else does, without running any jobs."""
     from roles.dispatcher import Dispatcher
     from roles.locks import FileLock
+    from roles.notices import Notices
     from roles.processes import identity_of
     from roles.status import WorkerStatus, write_status
     from roles.wake import LocalNeighbours
@@ -199,14 +200,17 @@ def dispatcher(context: typer.Context, *, node: NodeOption = "") -> None:
     write_status(folder, WorkerStatus(process=identity_of(os.getpid())))
     stopping: list[bool] = []
     _heed(lambda: stopping.append(True), lambda: stopping.append(True))
+    notices = Notices(role_context)
     try:
         Dispatcher(
             role_context,
             name,
             LocalNeighbours(role_context, name),
             stopping=lambda: bool(stopping),
+            notices=notices,
         ).run()
     finally:
+        notices.close()
         lock.release()
 
 
@@ -372,7 +376,7 @@ def _context(client: Client) -> Context:
 def _command(choice: StoreChoice) -> list[str]:
     """How this gpuq is called again for the same store."""
     flags = {
-        "--store": choice.url,
+        "--store": choice.name or choice.url,
         "--endpoint-url": choice.endpoint_url,
         "--region": choice.region,
         "--ca-bundle": choice.ca_bundle,

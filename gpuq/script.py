@@ -123,6 +123,11 @@ def read_script(path: str) -> bytes:
         ) from error
     except (OSError, ValueError) as error:
         raise RequestError(f"cannot read {shown}: {getattr(error, 'strerror', error)}") from error
+    return check_script(script, shown)
+
+
+def check_script(script: bytes, shown: str) -> bytes:
+    """``script`` itself. Raises RequestError, which calls it ``shown``, as ``read_script``."""
     if len(script) > SCRIPT_MAX_BYTES:
         raise RequestError(
             f"{shown} is larger than 4 MiB: put the data into a file of its own and read it there"

@@ -12,6 +12,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,13 +21,18 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
+from gpuq.after import dependencies
 from gpuq.arrays import array_of
 from gpuq.client import Client, connect, invocation_of, open_client, settings_of
 from gpuq.config import Setting, StoreFlags
 from gpuq.directives import said_by_script
 from gpuq.joboptions import (
+    AFTER,
+    AFTER_ARTIFACT,
+    BEGIN,
     CHDIR,
     CLASS,
+    EXCLUDE,
     JOB_OPTIONS,
     KEY,
     NAME,
@@ -151,15 +157,18 @@ def _line(spec: JobSpec, outcome: str, *, parsable: bool) -> str:
     return spec.id if parsable else printable(f"{outcome} {spec.id} {spec.name}")
 
 
-def submit_body(
+def wish_for(
     context: typer.Context, client: Client, view: View, body: Body, said: Mapping[str, Any]
-) -> JobSpec:
-    """Submit one job as the command would whose flags are ``said``; prints no data."""
+) -> Wish:
+    """What the command whose context this is would submit, with ``said`` as its flags."""
     (choices,) = _asked(context, [body], said)
-    wish = _wish(client, view, body, choices, invocation_of(context).environ, Packing())
+    return _wish(client, view, body, choices, invocation_of(context).environ, Packing())
+
+
+def submit_wish(client: Client, view: View, wish: Wish) -> str:
+    """Check one job and write it; as ``_submit``, and prints no data."""
     _check(view, wish.spec)
-    _submit(client, view, wish)
-    return wish.spec
+    return _submit(client, view, wish)
 
 
 # --- what is asked for
@@ -239,6 +248,9 @@ def _wish(
     cwd = choices[CHDIR] or _current_directory()
     packed = packing.pack(choices[SNAPSHOT], cwd) if choices[SNAPSHOT] else None
     typed = JobSpec(
+        exclude=tuple(sorted({node for nodes in choices[EXCLUDE] for node in nodes})),
+        after=dependencies(client, view, choices[AFTER]),
+        after_artifacts=tuple(sorted(set(choices[AFTER_ARTIFACT]))),
         **choices.fields(client.store.clock_ms()),
         id=job,
         name=choices[NAME] or body.name,
@@ -253,6 +265,8 @@ def _wish(
         env=variables_of(choices, environ),
         array=array_of(choices),
     )
+    if 0 < typed.deadline_at <= typed.begin_at:
+        raise RequestError(f"{BEGIN.flags[0]} is not before its deadline")
     _refuse_unsendable(typed)
     spec, blobs = _with_blobs(typed, body)
     return Wish(
@@ -263,7 +277,7 @@ def _wish(
 
 def _refuse_unsendable(spec: JobSpec) -> None:
     """Raise RequestError for words that no ledger can hold or no node could execute."""
-    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot"):
+    for field in ("name", "argv", "cwd", "env", "key", "user", "snapshot", "outputs"):
         try:
             msgspec.json.encode(getattr(spec, field))
         except UnicodeEncodeError as error:
@@ -328,7 +342,9 @@ def _workload_class(view: View, choices: Choices) -> Setting:
     workers = view.state.workers.values()
     pools = {worker.pool for worker in workers} | set(view.state.policy.pools)
     gpus = {worker.slot.gpu_name.lower() for worker in workers}
-    classes = f"a class is one of {', '.join(known)}"
+    near = get_close_matches(name, known, n=1)
+    mend = f"; did you mean {near[0]!r}?" if near else ""
+    classes = f"a class is one of {', '.join(known)}{mend}"
     if name in pools:
         raise RequestError(f"{name!r} is a pool, no class: say --pool {name} ({classes})")
     if any(name.lower() in gpu for gpu in gpus):

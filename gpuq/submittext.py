@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gpuq.after import texts_of
 from gpuq.config import Setting, Settings
 from gpuq.joboptions import CHDIR, CLASS, ESTIMATE, GRACE, JOB_OPTIONS, NAME, ORG, POOL, TIME
 from gpuq.options import Choices
@@ -15,6 +16,8 @@ from gpuq.render import long_duration, plain_table, times
 from gpuq.snapshot import Packed
 from gpuq.view import View
 from ledger.arrays import index_at, size_of
+from ledger.calibration import ONE
+from ledger.estimates import calibration_of
 from ledger.events import JobSpec
 from ledger.projection import Projection
 
@@ -63,8 +66,10 @@ def _estimate(view: View, wish: Wish) -> Setting:
     """What a dispatch would charge, and who says so."""
     projection = Projection(view.state)
     if view.state.policy.pool(wish.spec.pool).api is not None:
-        tokens = projection.estimated_cost(wish.spec)
-        return Setting(f"{tokens} tokens", "--input-tokens, --max-output-tokens")
+        tokens, said = projection.estimated_cost(wish.spec), "--input-tokens, --max-output-tokens"
+        known = calibration_of(view.state, wish.spec)
+        so_far = f"; {known.factor_ppm / ONE:.3f} times, by what calls took" if known.calls else ""
+        return Setting(f"{tokens} tokens", f"{said}{so_far}")
     run_ms, source = projection.expected(wish.spec)
     for option in (ESTIMATE, TIME):
         if source == option.flags[0]:
@@ -78,6 +83,11 @@ def hint(view: View, spec: JobSpec) -> Iterator[str]:
         yield f"time limit {long_duration(spec.time_limit_ms)}"
     if spec.array is not None:
         yield f"an array of {size_of(spec.array)}: {spec.id}_{index_at(spec.array, 0)} is its first"
+    strange = [node for node in spec.exclude if node not in view.state.nodes]
+    if strange:
+        yield (
+            f"no node {', '.join(strange)} has reported yet: is that what --exclude should name?"
+        )
     pools = {worker.pool for worker in view.state.workers.values() if worker.ready} - {""}
     if pools and spec.pool not in pools:
         yield f"no worker serves pool {spec.pool!r} now; there is {', '.join(sorted(pools))}"
@@ -97,8 +107,12 @@ def job_json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "gpu_memory_bytes": spec.gpu_memory_bytes,
         "time_limit_ms": spec.time_limit_ms or None,
         "pinned_to": spec.worker,
+        "exclude": list(spec.exclude),
+        "priority": spec.priority,
         "key": spec.key,
-        **times(deadline_at=spec.deadline_at or None),
+        **times(deadline_at=spec.deadline_at or None, begin_at=spec.begin_at or None),
         "retries": spec.retries,
         "members": size_of(spec.array) if spec.array is not None else None,
+        "after": texts_of(spec.after),
+        "after_artifacts": list(spec.after_artifacts),
     }

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gpuq.after import texts_of
 from gpuq.client import Client, open_client
 from gpuq.history import pages_after, parse_moment, state_before
 from gpuq.render import (
@@ -33,6 +34,7 @@ from ledger.policy import ApiLimits
 from ledger.rates import Window
 from ledger.state import Job, State
 from scheduling.account import Account, Accounts, Runs
+from scheduling.aside import state_word
 from scheduling.explain import Explainer
 from scheduling.followed import Followed
 from scheduling.placement import trouble
@@ -118,7 +120,7 @@ class _Answer:
         self._job: Job = self._wait.job
         self._explainer = Explainer(self._followed.projection, now_ms)
         self._account: Account | None = None
-        if self._job.state is JobState.PENDING:
+        if self._job.in_queue:
             followed = self._followed
             accounts = Accounts(followed.projection, followed.fleet, followed.headroom)
             self._account = accounts.of(self._job)
@@ -134,6 +136,8 @@ class _Answer:
                     f"waits{overdue}: nobody leads, start a leader with 'gpuq up'; "
                     f"as of the last page: {self._explainer.why(job)}"
                 )
+            case JobState.PENDING if job.aside_since is not None:
+                return self._explainer.why(job)
             case JobState.PENDING:
                 return f"waits{overdue}: {self._explainer.why(job)}"
             case JobState.HELD if job.wakes_at:
@@ -181,7 +185,14 @@ class _Answer:
             print(f"{head:<{_LABEL_CELLS}} {printable(clause)}")
 
     def _lines(self) -> list[tuple[str, list[str]]]:
-        lines = [("flow", [self._flow_line()])]
+        priority = f"{self._job.priority}, in its flow alone" if self._job.priority else ""
+        lines = [
+            ("flow", [self._flow_line()]),
+            ("priority", [priority]),
+            ("after", self._after_lines()),
+        ]
+        if self._job.spec.begin_at:
+            lines.append(("begin", [self._when(self._job.spec.begin_at)]))
         if self._account is not None:
             lines += self._account_lines(self._account)
         elif self._wait.assigned is not None:
@@ -191,10 +202,22 @@ class _Answer:
         return lines
 
     def _flow_line(self) -> str:
-        flow, pool = self._state.flows[self._job.placed.flow], self._job.placed.pool
-        numerator, denominator = self._followed.projection.fair.weight(flow, self._state.policy)
+        name, pool = self._job.placed.flow, self._job.placed.pool
         discipline = self._state.policy.discipline(pool)
+        flow = self._state.flows.get(name)
+        if flow is None:
+            return f"{name}, of which nothing has waited yet, served by {discipline}"
+        numerator, denominator = self._followed.projection.fair.weight(flow, self._state.policy)
         return f"{flow.id}, weight {numerator / denominator:.3g}, served by {discipline}"
+
+    def _after_lines(self) -> list[str]:
+        """Each job whose end it waits for, or waited for, and how that stands."""
+        after = self._job.spec.after
+        more = len(after) - SHOWN_MAX
+        return [
+            *(f"{each}: {state_word(self._state, each.job)}" for each in after[:SHOWN_MAX]),
+            f"and {_count(more, 'job')} more" if more > 0 else "",
+        ]
 
     def _account_lines(self, account: Account) -> list[tuple[str, list[str]]]:
         spec = self._job.spec
@@ -219,6 +242,7 @@ class _Answer:
             ),
             ("ahead", self._ahead_lines(account)),
             ("limit", [self._limit_line()]),
+            ("day", self._day_lines()),
             ("window", self._window_lines()),
             ("slots", [f"{account.fitting_slots} serve and fit, {account.free_slots} free"]),
             ("not serving", self._trouble_lines()),
@@ -228,14 +252,21 @@ class _Answer:
         ]
 
     def _ahead_lines(self, account: Account) -> list[str]:
-        flows = account.flows_ahead
-        lines = [f"{_count(account.earlier_jobs, 'job')} of its own flow"]
+        flows, earlier = account.flows_ahead, account.earlier_jobs
+        lines = [f"{_count(len(earlier), 'job')} of its own flow"]
+        lines += [f"  {self._earlier(each)}" for each in earlier[:SHOWN_MAX]]
+        unnamed = len(earlier) - SHOWN_MAX
+        lines.append(f"  and {_count(unnamed, 'job')} more" if unnamed > 0 else "")
         lines.append(f"{_count(len(flows), 'flow')} whose turn is before" if flows else "")
         lines += [
             f"  {flow}: tag {_tag(tag)}, {waiting} wait" for flow, tag, waiting in flows[:SHOWN_MAX]
         ]
         more = len(flows) - SHOWN_MAX
         return [*lines, f"  and {_count(more, 'flow')} more" if more > 0 else ""]
+
+    def _earlier(self, job_id: JobId) -> str:
+        job = self._state.jobs[job_id]
+        return f"{job_id} {job.spec.name}" + (f", priority {job.priority}" if job.priority else "")
 
     def _limit_line(self) -> str:
         found = self._limit()
@@ -253,6 +284,15 @@ class _Answer:
         if self._wait.heading is Heading.POOL_LIMIT:
             return f"pool {flow.pool}", self._wait.heading_since
         return None
+
+    def _day_lines(self) -> list[str]:
+        """What of a limit a day is left, and when there is room for it at the latest."""
+        hold = self._followed.headroom.day_hold(self._job)
+        if hold is None:
+            return []
+        if hold.eases_at is None:
+            return [hold.reason, "no room before something that runs has ended"]
+        return [hold.reason, f"room at the latest at {self._when(hold.eases_at)}"]
 
     def _window_lines(self) -> list[str]:
         """What an external service has left of its minute."""
@@ -347,6 +387,8 @@ class _Answer:
             "why": self.sentence(),
             "overdue": self._explainer.is_overdue(job),
             "flow": job.placed.flow,
+            "priority": job.priority,
+            "after": texts_of(job.spec.after),
             "page": self._state.seq,
             **times(
                 as_of=self._now_ms,
@@ -355,6 +397,7 @@ class _Answer:
                 ended_at=job.ended_at,
                 wakes_at=job.wakes_at or None,
                 deadline_at=job.spec.deadline_at or None,
+                begin_at=job.spec.begin_at or None,
             ),
             "wait_ms": wait_ms(job, self._now_ms),
             "wait": [{"reason": name.value, "part_ms": ms} for name, ms in parts.items()],
@@ -393,12 +436,14 @@ class _Answer:
             "pool_slots": account.pool_slots,
             "fitting_slots": account.fitting_slots,
             "free_slots": account.free_slots,
-            "earlier_jobs": account.earlier_jobs,
+            "earlier_jobs": len(account.earlier_jobs),
+            "earlier": list(account.earlier_jobs),
             "flows_ahead": [
                 {"flow": flow, "tag": tag, "waiting": waiting}
                 for flow, tag, waiting in account.flows_ahead
             ],
             "limit": limit or None,
+            "day": self._day_json(),
             "window": self._window_json(),
             "not_serving": [
                 {"worker": name, "reason": reason} for name, reason in self._troubled()
@@ -416,6 +461,12 @@ class _Answer:
                 for runs in account.running
             ],
         }
+
+    def _day_json(self) -> dict[str, Any] | None:
+        hold = self._followed.headroom.day_hold(self._job)
+        if hold is None:
+            return None
+        return {"limit": hold.limit, "reason": hold.reason, **times(eases_at=hold.eases_at)}
 
     def _window_json(self) -> dict[str, Any] | None:
         api, window = self._window()

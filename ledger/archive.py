@@ -166,4 +166,5 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> N
     assert source is not None
     with path.open("xb") as file:
         shutil.copyfileobj(source, file)
-        os.fchmod(file.fileno(), member.mode & 0o777)
+        # What its owner cannot read could not be copied for a job.
+        os.fchmod(file.fileno(), member.mode & 0o777 | 0o400)

@@ -84,7 +84,10 @@ def malformed(array: ArraySpec) -> str:
 
 
 def member_spec(spec: JobSpec, index: int) -> JobSpec:
-    """What a member is asked to do: as its array, with its own id and variables."""
+    """What a member is asked to do: as its array, with its own id and variables.
+
+    The end of the array is told as a whole, so a member tells of none.
+    """
     assert spec.array is not None
     env = {
         **spec.env,
@@ -92,7 +95,8 @@ def member_spec(spec: JobSpec, index: int) -> JobSpec:
         "GPUQ_ARRAY_ID": spec.id,
         "GPUQ_ARRAY_INDEX": str(index),
     }
-    return replace(spec, id=member_id(spec.id, index), array=None, env=env, key="", held=False)
+    own = member_id(spec.id, index)
+    return replace(spec, id=own, array=None, env=env, key="", held=False, notify="")
 
 
 def values_at(array: ArraySpec, index: int) -> list[tuple[str, str]]:

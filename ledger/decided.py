@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from ledger import events as e
+from ledger.daily import Draw, Use
+from ledger.estimates import cost_rate
 from ledger.events import AttemptRef, JobState
 from ledger.fair_state import charge
 from ledger.members import Members
@@ -33,8 +35,14 @@ class Decided(Members):
                 self.admit(self.state.jobs[decision.job], standing)
             case e.JobExpired():
                 self._end_job(decision.job, JobState.EXPIRED, decision.reason)
+            case e.DependencyMissed():
+                self._end_job(decision.job, JobState.DEPENDENCY_NEVER, decision.reason)
             case e.JobRetried():
                 self.try_again(self.state.jobs[decision.job], decision.reason, decision.until)
+            case e.RetryDenied():
+                job = self.state.jobs[decision.job]
+                job.reason = "; ".join(part for part in (job.reason, decision.reason) if part)
+                self.touch(job)
             case e.JobResumed():
                 self.queue(self.state.jobs[decision.job])
             case e.AttemptAssigned():
@@ -63,7 +71,9 @@ class Decided(Members):
                 flow = self.state.flows[decision.flow]
                 self.fair.block(flow, decision.reason, decision.limit)
             case e.FlowFreed():
-                self.fair.free(self.state.flows[decision.flow], decision.credit)
+                flow = self.state.flows[decision.flow]
+                divided = self.state.policy.pool(flow.pool).is_divided
+                self.fair.free(flow, decision.credit, divided=divided)
             case e.OverrunCharged():
                 self._overrun(decision)
             case e.JobHeld():
@@ -91,6 +101,7 @@ class Decided(Members):
             finish_tag=decision.finish_tag,
             discipline=state.policy.discipline(job.placed.pool),
             backfill=decision.backfill,
+            turns=decision.turns,
         )
         attempt = Attempt(
             number=decision.attempt,
@@ -99,6 +110,12 @@ class Decided(Members):
             assigned_at=state.at,
             cost_ms=decision.cost_ms,
             weight=decision.weight,
+            rate=cost_rate(state, job.placed),
+            draw=Draw(
+                gpus=self._gpus_of(decision.slots),
+                price=state.policy.pool(job.placed.pool).price,
+                reserved=Use(decision.gpu_ms, decision.money_micros),
+            ),
         )
         job.attempts.append(attempt)
         self.reserve(job, attempt)
@@ -123,6 +140,9 @@ class Decided(Members):
             self.probe(node.name, AttemptRef(job.id, attempt.number))
         self.touch(job)
         self.follow(job)
+
+    def _gpus_of(self, slots: tuple[WorkerName, ...]) -> int:
+        return sum(self.state.workers[name].slot.kind == "gpu" for name in slots)
 
     def _stop(self, decision: e.StopOrdered) -> None:
         state = self.state
@@ -176,6 +196,7 @@ class Decided(Members):
             attempt.started_at = attempt.assigned_at
         self.note_begin(job, attempt, attempt.started_at)
         self.settle(job, attempt, self.actual_cost(attempt, self.state.at))
+        self.book_use(job, attempt, self.state.at)
         self.touch(job)
         if job.last is not attempt:
             return
@@ -199,6 +220,7 @@ class Decided(Members):
         before = charge(attempt.cost_ms, attempt.weight)
         attempt.cost_ms = decision.cost_ms
         self.fair.adjust(self.flow_of(job), charge(decision.cost_ms, attempt.weight) - before)
+        self.raise_use(attempt)
         self.touch(job)
 
     # -- helpers

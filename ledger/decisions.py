@@ -18,6 +18,7 @@ __all__ = [
     "AttemptAssigned",
     "AttemptFound",
     "Decision",
+    "DependencyMissed",
     "Elected",
     "FlowBlocked",
     "FlowFreed",
@@ -34,6 +35,7 @@ __all__ = [
     "NodeProbed",
     "OverrunCharged",
     "ReservationEnded",
+    "RetryDenied",
     "RevokeBegun",
     "SlotsReserved",
     "StopOrdered",
@@ -78,6 +80,12 @@ class AttemptAssigned(Decision, frozen=True, tag="assign"):
     weight: tuple[int, int]
     """Numerator and denominator, as of this dispatch."""
     backfill: bool = False
+    turns: tuple[int, ...] = ()
+    """Of its flow after it, where that has size buckets: ``ledger.size_buckets``."""
+    gpu_ms: int = 0
+    """What it may use of GPU time, and ..."""
+    money_micros: int = 0
+    """... of money: this counts against limits a day until it ends."""
 
 
 SUPERSEDED = "superseded"
@@ -129,6 +137,20 @@ class JobExpired(Decision, frozen=True, tag="expire"):
     reason: str
 
 
+class DependencyMissed(Decision, frozen=True, tag="never"):
+    """What the job waits for has not come, and will not."""
+
+    job: JobId
+    reason: str
+
+
+class RetryDenied(Decision, frozen=True, tag="deny"):
+    """It failed and asked for a further attempt, which its flow may not have now."""
+
+    job: JobId
+    reason: str
+
+
 class JobRetried(Decision, frozen=True, tag="again"):
     """It failed and goes back to its flow, behind all that wait there, at ``until``."""
 
@@ -138,7 +160,7 @@ class JobRetried(Decision, frozen=True, tag="again"):
 
 
 class JobResumed(Decision, frozen=True, tag="resume"):
-    """The time has come for which it was put off."""
+    """What it waits for has come: the time for which it was put off, the ends of others."""
 
     job: JobId
 
@@ -225,7 +247,9 @@ AnyDecision = (
     | ReservationEnded
     | JobAdmitted
     | JobExpired
+    | DependencyMissed
     | JobRetried
+    | RetryDenied
     | JobResumed
     | FlowBlocked
     | FlowFreed

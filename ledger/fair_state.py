@@ -61,6 +61,8 @@ class Flow(msgspec.Struct, kw_only=True):
     blocked: str = ""
     limit: str = ""
     """Whose limit holds it, where that is why it is blocked."""
+    turns: tuple[int, ...] = ()
+    """By size bucket how many went since one of a larger bucket did: ``ledger.size_buckets``."""
 
     @property
     def active(self) -> bool:
@@ -93,8 +95,8 @@ class FairState:
         self.touched: dict[FlowId, None] = {}
         self._siblings: dict[tuple[str, str], dict[str, Flow]] = {}
         self._ahead: dict[str, dict[FlowId, None]] = {}
-        self._backlog: dict[str, SortedList[tuple[int, FlowId]]] = {}
-        """By pool: start tags of the flows that wait and can be served."""
+        self._backlog: dict[tuple[str, str], SortedList[tuple[int, FlowId]]] = {}
+        """By pool, and by pool and class: start tags of the flows that wait and can be served."""
         self._backlogged: dict[FlowId, int] = {}
         self._digest = 0
         self._digests: dict[str, int] = {}
@@ -135,14 +137,16 @@ class FairState:
         start = flow.start_tag
         return Tags(start, start + charge(cost_ms, weight), weight)
 
-    def join(self, flow: Flow, jobs: int = 1, *, resumed: bool = False) -> None:
-        """A job (or an array of so many) enters the flow's waiting queue.
+    def join(
+        self, flow: Flow, jobs: int = 1, *, divided: bool = False, resumed: bool = False
+    ) -> None:
+        """A job (or an array of so many) enters the flow's queue; ``divided``: see ``_level``.
 
         ``resumed``: its attempt was taken back before it ran, so it counts as having waited
         all along, and a queue that was empty meanwhile was none.
         """
         self.pool(flow.pool).waiting += jobs
-        self.resume(flow, jobs, resumed=resumed)
+        self.resume(flow, jobs, divided=divided, resumed=resumed)
 
     def leave(self, flow: Flow, jobs: int = 1, *, suspended: bool = False) -> None:
         """It leaves the waiting queue without being dispatched: it costs nothing."""
@@ -162,21 +166,30 @@ class FairState:
         assert flow.waiting >= 0, flow.id
         self._changed(flow, was_active=True)
 
-    def resume(self, flow: Flow, jobs: int, *, resumed: bool = False) -> None:
+    def resume(
+        self, flow: Flow, jobs: int, *, divided: bool = False, resumed: bool = False
+    ) -> None:
         """They enter it again, as newcomers; they have counted in the pool all along."""
         was_active = flow.active
         if flow.waiting == 0 and not resumed:
-            flow.since = self._level(flow.pool)
+            flow.since = self._level(flow, divided=divided)
         flow.waiting += jobs
         self._changed(flow, was_active=was_active)
 
     def dispatch(
-        self, flow: Flow, *, start_tag: int, finish_tag: int, discipline: str, backfill: bool
+        self,
+        flow: Flow,
+        *,
+        start_tag: int,
+        finish_tag: int,
+        discipline: str,
+        backfill: bool,
+        turns: tuple[int, ...] = (),
     ) -> None:
         """A waiting job of the flow starts, bound to these tags."""
         flow.waiting -= 1
         flow.running += 1
-        flow.finish = finish_tag
+        flow.finish, flow.turns = finish_tag, turns
         clock = self.pool(flow.pool)
         clock.waiting -= 1
         clock.running += 1
@@ -205,37 +218,47 @@ class FairState:
         self._rank(flow)
         self._touch(flow)
 
-    def free(self, flow: Flow, credit: int) -> None:
+    def free(self, flow: Flow, credit: int, *, divided: bool = False) -> None:
         """The flow can be served again: the time in which it could not earned nothing.
 
         One that its own limit held may be ``credit`` behind (the charge of its next job): a
         flow that always runs at its limit would else get less than the limit allows.
         """
-        level = self._level(flow.pool) - (credit if flow.limit else 0)
+        level = self._level(flow, divided=divided) - (credit if flow.limit else 0)
         flow.blocked = flow.limit = ""
         flow.since = max(flow.since, level)
         self._rank(flow)
         self._touch(flow)
 
-    def _level(self, pool: str) -> int:
+    def _level(self, flow: Flow, *, divided: bool) -> int:
         """The tag of one that comes now: V, or the smallest start tag of those who wait.
+
+        In a pool that is ``divided`` among classes only those of its class count: what a class
+        is owed lets the tags of another run ahead, or stay behind, for as long as it lasts.
 
         Without refunds V is never ahead of all who wait. A refund of what was estimated far
         too high leaves V ahead of them, and a newcomer at V would wait until they had used
         up the whole estimate. O(log flows).
         """
-        waiting = self._backlog.get(pool)
-        level = self.pool(pool).virtual_time
+        waiting = self._backlog.get((flow.pool, flow.workload_class if divided else ""))
+        level = self.pool(flow.pool).virtual_time
         return min(level, waiting[0][0]) if waiting else level
 
     def _rank(self, flow: Flow) -> None:
-        waiting = self._backlog.setdefault(flow.pool, SortedList())
-        before = self._backlogged.pop(flow.id, None)
+        before = self._backlogged.get(flow.id)
+        now = flow.start_tag if flow.waiting and not flow.blocked else None
+        if now == before:
+            return
         if before is not None:
-            waiting.remove((before, flow.id))
-        if flow.waiting and not flow.blocked:
-            self._backlogged[flow.id] = flow.start_tag
-            waiting.add((flow.start_tag, flow.id))
+            del self._backlogged[flow.id]
+        if now is not None:
+            self._backlogged[flow.id] = now
+        for of_class in ("", flow.workload_class):
+            waiting = self._backlog.setdefault((flow.pool, of_class), SortedList())
+            if before is not None:
+                waiting.remove((before, flow.id))
+            if now is not None:
+                waiting.add((now, flow.id))
 
     def touch_all(self) -> None:
         """Every order may have changed (a new policy). O(flows)."""
@@ -280,6 +303,7 @@ class FairState:
 def _fingerprint(name: str, flow: Flow | None, pool: PoolClock | None) -> int:
     if flow is not None:
         text = f"{name} {flow.finish} {flow.since} {flow.waiting} {flow.running}"
+        text += "".join(f" {count}" for count in flow.turns)
     else:
         assert pool is not None
         text = f"{name} {pool.virtual_time} {pool.waiting} {pool.running}"

@@ -23,7 +23,13 @@ CLAIMS = "claims/"
 BLOBS = "blobs/"
 LOGS = "logs/"
 CHECKPOINTS = "checkpoints/"
+ARTIFACTS = "artifacts/"
+NOTICES = "notices/"
 PROBE = "probe/"
+
+_SEGMENT = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,254}"
+PATH = re.compile(rf"(?=.{{1,900}}\Z){_SEGMENT}(?:/{_SEGMENT})*")
+"""A key of any object of a store, also of one that the ledger does not write."""
 
 MESSAGES_MAX = 100_000_000
 """A mailbox holds fewer messages than this: their numbers have eight digits."""
@@ -40,6 +46,7 @@ _FACT = re.compile(rf"facts/{_TIME}\.({_WRITER})\.({_NUMBER})\.([a-z_]{{1,32}})"
 _BEAT = re.compile(rf"beats/{_TIME}\.({_WRITER})\.({_NUMBER})")
 _ATTEMPT = rf"([a-z2-7]{{8}}(?:_(?:{_NUMBER}))?)\.({_NUMBER})"
 _CLAIM = re.compile(rf"claims/{_ATTEMPT}")
+_ARTIFACT = re.compile(rf"artifacts/{_ATTEMPT}")
 _PIECE = re.compile(rf"logs/{_ATTEMPT}/([0-9]{{6}})")
 _MESSAGE = re.compile(r"mailbox/([a-z0-9-]{1,80})/([0-9]{8})")
 _PAGE = re.compile(r"journal/([0-9]{12})")
@@ -48,8 +55,9 @@ _CHECKPOINT = re.compile(r"checkpoints/([0-9]{12})")
 
 def format_stamp(at_ms: int) -> str:
     """``20261130T171300123Z`` for milliseconds since the epoch, UTC."""
-    moment = _EPOCH + timedelta(milliseconds=at_ms)
-    return f"{moment:%Y%m%dT%H%M%S}{at_ms % 1000:03d}Z"
+    t = _EPOCH + timedelta(milliseconds=at_ms)
+    day = f"{t.year:04d}{t.month:02d}{t.day:02d}"  # strftime would take five times as long
+    return f"{day}T{t.hour:02d}{t.minute:02d}{t.second:02d}{at_ms % 1000:03d}Z"
 
 
 def parse_stamp(stamp: str) -> int:
@@ -154,6 +162,20 @@ def parse_log_piece_key(key: str) -> tuple[JobId, int, int]:
 def log_key(job: str, attempt: int) -> str:
     """The whole log; its last line is ``rc=N``."""
     return f"logs/{job}.{attempt}.log"
+
+
+def artifact_key(job: str, attempt: int) -> str:
+    return f"artifacts/{job}.{attempt}"
+
+
+def parse_artifact_key(key: str) -> tuple[JobId, int]:
+    job, attempt = _groups(_ARTIFACT, key, "artifacts' manifest")
+    return JobId(job), int(attempt)
+
+
+def notice_key(job: str, ended_at_ms: int) -> str:
+    """That an end was told to whom the job named; it may end, and be told, again."""
+    return f"notices/{job}.{format_stamp(ended_at_ms)}"
 
 
 def checkpoint_key(seq: int) -> str:

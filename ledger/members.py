@@ -23,6 +23,7 @@ from ledger.arrays import (
 )
 from ledger.events import ArraySpec, CancelRequested, JobSpec, JobState
 from ledger.names import JobId
+from ledger.policy import Standing
 from ledger.state import Array, Job
 from ledger.transitions import Transitions
 
@@ -33,6 +34,7 @@ class Members(Transitions):
     def new_job(self, spec: JobSpec, submitted_at: int) -> Job:
         """A job that arrives now; an array takes a place in the order for each member."""
         job = Job(spec=spec, arrival=self.state.arrivals, submitted_at=submitted_at)
+        job.size = self.estimated_cost(spec)
         if spec.array is not None and not malformed(spec.array):  # else it is rejected
             job.array = Array(first_arrival=job.arrival, left=size_of(spec.array))
         self.state.arrivals += job.waiting
@@ -58,7 +60,7 @@ class Members(Transitions):
         _, array = _array_of(whole)
         self.state.jobs[job_id] = job
         if array.suspended:
-            self.fair.resume(self.flow_of(job), 1)
+            self.fair.resume(self.flow_of(job), 1, divided=self.is_divided(job))
         _take(array, job.arrival - array.first_arrival)
         whole.arrival = array.first_arrival + array.next
         self.touch(job)
@@ -82,7 +84,11 @@ class Members(Transitions):
             state=whole.state,
             reason=whole.reason if whole.state is JobState.HELD else "",
             moved=whole.moved,
+            size=whole.size,
             standing=whole.standing,
+            wakes_at=whole.wakes_at,
+            aside_since=whole.aside_since,
+            entered_at=whole.entered_at,
         )
 
     def follow(self, job: Job) -> None:
@@ -110,7 +116,7 @@ class Members(Transitions):
         _, array = _array_of(whole)
         if whole.state.queued and not array.left:
             self.unqueue(whole, JobState.RUNNING)
-        if whole.state is JobState.PENDING:
+        if whole.is_waiting:
             self._keep_limit(whole)
         is_over = not array.open and (array.closed is not None or not array.left)
         if is_over and not whole.state.ended:
@@ -126,7 +132,8 @@ class Members(Transitions):
         if is_full and not array.suspended:
             self.fair.suspend(self.flow_of(whole), array.left)
         elif array.suspended and not is_full:
-            self.fair.resume(self.flow_of(whole), array.left)
+            divided = self.is_divided(whole)
+            self.fair.resume(self.flow_of(whole), array.left, divided=divided)
         array.suspended = is_full
 
     def join(self, job: Job, *, resumed: bool = False) -> None:
@@ -140,15 +147,33 @@ class Members(Transitions):
             job.array.suspended = False
 
     def end(self, job: Job, state: JobState, reason: str, at: int) -> None:
-        """Of an array: what is left ends so; the array itself once its members have."""
+        """Of an array: what is left ends so; the array itself once its members have.
+
+        What ends one that was not admitted, or stands aside, holds for its members as well.
+        """
         if job.array is None:
             super().end(job, state, reason, at)
             self.follow(job)
         elif not job.state.ended and job.array.closed is None:
             job.array.closed = state
             job.reason = reason
+            takes_all = state is JobState.REJECTED or job.aside_since is not None
+            fresh = self._not_begun(job) if takes_all else []
             self.unqueue(job, JobState.RUNNING)
+            for member in fresh:
+                self.end(member, state, reason, at)
             self._regulate(job, at)
+
+    def admit(self, job: Job, standing: Standing) -> None:
+        super().admit(job, standing)
+        for member in self._not_begun(job):
+            super().admit(member, standing)
+
+    def _not_begun(self, whole: Job) -> list[Job]:
+        """Members that a request made jobs, and that were never assigned. O(open)."""
+        names = sorted(whole.array.open) if whole.array is not None else []
+        members = (self.state.jobs[member_id(whole.id, index)] for index in names)
+        return [member for member in members if member.state.queued and not member.attempts]
 
     def reopen(self, job: Job, state: JobState) -> None:
         super().reopen(job, state)
@@ -181,7 +206,7 @@ class Members(Transitions):
             job.arrival = self.state.arrivals
             self.state.arrivals += size_of(spec) - array.next
             job.ended_at = None
-            self.queue(job)
+            self.enter(job)
         for member in sorted(failed, key=lambda member: (member_of(member.id) or ("", 0))[1]):
             self.retry(member)
 

@@ -20,7 +20,8 @@ WEIGHT_ONE = 1_000
 """The weight 1."""
 
 CLASSES = ("system", "interactive", "batch")
-"""The workload classes in the order in which ``strict`` serves them."""
+"""The workload classes that there always are, in the order in which ``strict`` serves them;
+it serves those of a policy after them."""
 
 DISCIPLINES = ("wfq", "sfq", "fifo", "strict")
 
@@ -42,6 +43,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_length: int = 0
     queue_age_ms: int = 0
     """A job that waited longer without ever being started is expired."""
+    gpu_memory_bytes: int = 0
+    """GPU memory that running jobs asked for, all their GPUs together."""
+    gpu_seconds_per_day: int = 0
+    """Within 24 hours, as ``ledger.daily`` counts; of whom it names in all pools together."""
+    money_per_day_micros: int = 0
+    """The same, of calls of external services."""
 
 
 class Organization(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +84,23 @@ class AllowRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _any_matches(organization, self.organizations)
 
 
+class SizeBuckets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """In which order a flow takes its small and its larger jobs: ``ledger.size_buckets``."""
+
+    bounds_ms: tuple[int, ...] = ()
+    """Rising, in slot-milliseconds; what costs more than the last is in the last bucket."""
+    small_first: int = 4
+    """After so many of one bucket it is the turn of a larger one."""
+
+
+class LongJobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many jobs may run at once that cost more than so much and cannot be asked to yield."""
+
+    above_ms: int = 0
+    """Slot-milliseconds."""
+    max_running: int = 0
+
+
 class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``weight`` in thousandths."""
 
@@ -91,6 +115,9 @@ class WorkloadClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A longer wait is shown as overdue."""
     quantum_ms: int = 0
     """After it a resumable job yields to one of another flow that waits; 0: never."""
+    size_buckets: SizeBuckets | None = None
+    long_jobs: LongJobs | None = None
+    """Of the class in all pools together, but those of external services."""
     limits: Limits = Limits()
 
 
@@ -111,6 +138,16 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many input tokens one output token counts for, in the cost of a job."""
 
 
+class Price(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What calls of an external service cost, in millionths of the unit of money."""
+
+    request_micros: int = 0
+    input_micros: int = 0
+    """Of 1,000 tokens."""
+    output_micros: int = 0
+    """Of 1,000 tokens."""
+
+
 class RetryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How often failed work may be tried again."""
 
@@ -118,6 +155,17 @@ class RetryRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of one job, the first included."""
     budget_percent: int = RETRY_BUDGET_PERCENT
     """Further attempts that a flow may have, of its first ones."""
+
+
+class ClassSlots(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a class has of the slots of one pool; 0: nothing is said."""
+
+    min: int = 0
+    """Kept for it, also while it is idle: what is lent could not be taken back."""
+    nominal: int = 0
+    """Owed while others want them too, lent while it leaves them idle."""
+    max: int = 0
+    """Never more, however idle the pool is."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,12 +178,24 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``organization``: its classes divide its share; ``flow``: each flow has its own."""
     class_weights: dict[str, int] = {}
     """In thousandths; of a class that is not named the policy's."""
+    class_slots: dict[str, ClassSlots] = {}
+    """By class."""
     queue_age_ms: dict[str, int] = {}
     """By class; as ``Limits.queue_age_ms``."""
+    long_jobs: LongJobs | None = None
     limits: Limits = Limits()
     api: ApiLimits | None = None
     """Of a pool that stands for an external service."""
     retry: RetryRule = RetryRule()
+    memory_threshold_bytes: int = 0
+    """A job that asks for more memory of each of its GPUs is charged more; 0: none is."""
+    price: Price = Price()
+    """Of a pool that stands for an external service."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a class is owed slots: the tags of its flows then say nothing to others."""
+        return any(slots.nominal for slots in self.class_slots.values())
 
     def lists(self, worker: str) -> bool:
         """Whether the roster names this worker, or its node."""
@@ -163,6 +223,17 @@ class Scope(msgspec.Struct, frozen=True, order=True):
     def __str__(self) -> str:
         within = f" in pool {self.pool}" if self.pool else ""
         return f"{self.kind} {self.name}{within}"
+
+
+def scopes_of(flow: FlowId) -> tuple[Scope, ...]:
+    """By whose limits the jobs of a flow count, in all pools together."""
+    organization, workload_class, pool = flow_parts(flow)
+    return (
+        Scope("flow", flow),
+        Scope("organization", organization),
+        Scope("class", workload_class),
+        Scope("pool", pool),
+    )
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -217,6 +288,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     def discipline(self, pool: str) -> str:
         return self.pool(pool).discipline
+
+    def size_buckets(self, workload_class: str, pool: str) -> SizeBuckets | None:
+        """Of the class in that pool; not where arrival alone counts, or tokens."""
+        known, where = self.classes.get(workload_class), self.pool(pool)
+        if known is None or where.api is not None or where.discipline == "fifo":
+            return None
+        return known.size_buckets
 
     def is_strict(self, workload_class: str) -> bool:
         """Whether flows of the class go before all others."""

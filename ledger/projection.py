@@ -94,6 +94,7 @@ class Projection(Decided):
         self._hold_tail(at)
         self.state.at = max(self.state.at, at)
         self.forget_minutes(self.state.at)
+        self.forget_day(self.state.at)
         self.state.epoch, self.state.leader = epoch, leader
         for posted in facts:
             self.apply_fact(posted)
@@ -151,7 +152,7 @@ class Projection(Decided):
                 if job is not None and job.state is JobState.HELD:
                     job.requeues = 0
                     self.health.trust(job.spec)
-                    self.queue(job)
+                    self.enter(job)
             case e.MoveRequested():
                 self._move(fact)
             case e.RetryRequested():
@@ -194,7 +195,7 @@ class Projection(Decided):
             job.reason = "held at submit"
             self.touch(job)
         else:
-            self.queue(job)
+            self.enter(job)
         for cancel in cancels:
             self._cancel(cancel)
 
@@ -350,6 +351,7 @@ class Projection(Decided):
         self.note_begin(job, attempt, fact.started_at)
         self.note_use(job, attempt, fact.report)
         self.settle(job, attempt, self.actual_cost(attempt, fact.ended_at))
+        self.book_use(job, attempt, fact.ended_at)
         self.end_attempt(job, attempt, fact.outcome, fact.ended_at)
         if job.last is not attempt:
             attempt.superseded = True
@@ -359,6 +361,8 @@ class Projection(Decided):
         self.touched.finished[job.id] = None
         if fact.outcome in ("exited", "timeout"):
             self.learn(job.placed, fact.ended_at - fact.started_at)
+        if fact.outcome == "exited":
+            self.calibrate(job, attempt, self.state.at)
         if self._goes_back(job, attempt):
             return
         if job.state is JobState.NODE_FAIL:
@@ -387,6 +391,7 @@ class Projection(Decided):
         self.note_use(job, attempt, None)
         if fact.ran:
             self.settle(job, attempt, self.actual_cost(attempt, fact.at))
+            self.book_use(job, attempt, fact.at)
         elif job.last is not attempt or job.cancel is not None:
             self.settle(job, attempt, 0)
         self.end_attempt(job, attempt, "lost", fact.at)
@@ -415,6 +420,9 @@ class Projection(Decided):
                 self._claim(seen)
             case e.FactRefused():
                 self._refused(seen)
+            case e.ArtifactSeen():
+                self.state.artifacts.setdefault(seen.path, self.state.at)
+                self.touched.artifacts[seen.path] = None
             case _:
                 assert_never(seen)
 

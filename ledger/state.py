@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from ledger.arrays import index_at, member_id
+from ledger.calibration import Calibration
+from ledger.daily import Draw, Hours
 from ledger.events import (
     AnyMessage,
     AttemptRef,
@@ -61,6 +63,12 @@ class Phase(IntEnum):
     ENDED = 5
 
 
+Rate = tuple[int, int]
+"""What a slot-millisecond costs, numerator and denominator."""
+
+PLAIN_RATE: Rate = (1, 1)
+
+
 class Attempt(msgspec.Struct, kw_only=True):
     """One try at running a job, numbered from 1."""
 
@@ -93,10 +101,20 @@ class Attempt(msgspec.Struct, kw_only=True):
     report: Report | None = None
     output_factor: int = 0
     """Of an attempt that is charged in tokens: for how many one output token counts."""
+    rate: Rate = PLAIN_RATE
+    """What a slot-millisecond of it costs, by the GPU memory that it asked for."""
+    draw: Draw = Draw()
+    """On the limits a day."""
 
     @property
     def lead(self) -> WorkerName:
         return self.slots[0]
+
+    @property
+    def charged_run_ms(self) -> int:
+        """For how long a run it has been charged; not of one that is charged in tokens."""
+        numerator, denominator = self.rate
+        return self.cost_ms * denominator // (numerator * len(self.slots))
 
 
 class Array(msgspec.Struct, kw_only=True):
@@ -143,14 +161,22 @@ class Job(msgspec.Struct, kw_only=True):
     """Where it may run instead of where it was submitted to."""
     moving: Placement | None = None
     """The same from its next requeue on: it is assigned, and is being taken back."""
+    size: int = 0
+    """What it was expected to cost when it came to its flow: by that it is small or long."""
     standing: Standing | None = None
     """What the policy made of the organization and class that were asked for."""
     over_rate: str = ""
     """Whose rate of submissions it broke."""
     wakes_at: int = 0
-    """Until when it is put off; 0 where it is not."""
+    """Until when it is put off, or stands aside at least; 0 where it does not."""
+    aside_since: int | None = None
+    """Since when it stands aside: PENDING, but in no queue before what it waits for has come."""
+    entered_at: int = 0
+    """When it last left that for its queue; 0: it never stood aside."""
     requeues: int = 0
     ended_at: int | None = None
+    tried_again: bool = False
+    """It had run and ended, and was put back behind all that waited."""
     conflicting_submits: int = 0
     """Submits under the same key with another body; they were rejected."""
     array: Array | None = None
@@ -175,10 +201,24 @@ class Job(msgspec.Struct, kw_only=True):
         return 1 if self.array is None else self.array.left
 
     @property
-    def is_offered(self) -> bool:
-        """Whether it stands in the queue of its flow."""
-        suspended = self.array is not None and self.array.suspended
-        return self.state is JobState.PENDING and not suspended
+    def is_waiting(self) -> bool:
+        """Whether it counts as waiting in its pool: it is PENDING and does not stand aside."""
+        return self.state is JobState.PENDING and self.aside_since is None
+
+    @property
+    def in_queue(self) -> bool:
+        """Whether it stands in its flow's queue: it waits, and no limit of its array's is full."""
+        return self.is_waiting and not (self.array is not None and self.array.suspended)
+
+    @property
+    def priority(self) -> int:
+        """Within its flow; what failed before does not pass those that ask for nothing."""
+        return min(self.spec.priority, 0) if self.tried_again else self.spec.priority
+
+    @property
+    def queued_since(self) -> int:
+        """From when on its wait for a slot counts."""
+        return self.entered_at or self.submitted_at
 
     @property
     def placed(self) -> JobSpec:
@@ -358,10 +398,16 @@ class State(msgspec.Struct, kw_only=True):
     """By pool that stands for an external service: what counts against its limits."""
     submissions_due: dict[str, int] = {}
     """By whose rate of submissions: when the next one is due at an even pace."""
+    used_by_hour: Hours = {}
+    """What counts against limits a day of what has ended."""
     retry_budgets: dict[FlowId, int] = {}
     """Thousandths of attempts that a flow may still have beyond first ones."""
+    artifacts: dict[str, int] = {}
+    """By key, objects for which jobs waited, and when they were found; they stay."""
     recent_cost_ms: dict[str, int] = {}
     """Flow and name stem to the blended run time of recent jobs (one slot)."""
+    calibrations: dict[str, Calibration] = {}
+    """By pool and class: what calls take of what was estimated for them."""
     commands: dict[str, CommandRecord] = {}
     """By fingerprint, those of recent ends, the newest last."""
     void_pages: int = 0

@@ -58,6 +58,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a GPU may stay in use after a job, or before one, until that blocks the slot."""
     log_flush_min_ms: int = 2 * SECOND_MS
     log_flush_max_ms: int = 30 * SECOND_MS
+    outputs_patience_ms: int = 1 * DAY_MS
+    """Outputs of which nothing could be uploaded for so long are given up."""
     retry_min_ms: int = 200
     retry_max_ms: int = 5 * SECOND_MS
     """Jittered back-off after a transient error."""
@@ -79,3 +81,5 @@ BLOB_MAX_BYTES = 16 * 1024 * 1024
 PIECE_BYTES = 8 * 1024 * 1024
 SNAPSHOT_MAX_BYTES = 256 * 1024 * 1024
 SNAPSHOTS_KEPT = 16
+OUTPUTS_MAX_FILES = 10_000
+OUTPUTS_MAX_BYTES = 64 * 1024 * 1024 * 1024

@@ -7,8 +7,11 @@ event makes which move. Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-import re
+from msgspec.structs import replace
 
+from ledger import estimates
+from ledger.calibration import calibration_key
+from ledger.daily import DailyUse, Use, gpu_use_ms, reported_micros
 from ledger.events import AttemptRef, JobSpec, JobState, Report
 from ledger.fair_state import FairState, Flow, charge
 from ledger.health import HealthLog, failed_fast
@@ -34,9 +37,6 @@ REQUEUES_MAX = 5
 
 RECENT_ENDED_MAX = 1_000
 """Ended jobs kept whole in the projection; older ones are archived."""
-
-DEFAULT_COST_MS = 600_000
-"""Estimated run time of a job that says nothing and whose like never ran."""
 
 RECENT_STEMS_MAX = 10_000
 
@@ -64,8 +64,13 @@ class Touched:
         self.submitted: dict[JobId, None] = {}
         self.finished: dict[JobId, None] = {}
         self.failed_fast: dict[JobId, None] = {}
+        self.artifacts: dict[str, None] = {}
         self.pools: dict[str, None] = {}
         """Of which the window let something go."""
+        self.standing = False
+        """A worker came, or serves another pool or with another slot."""
+        self.eased: dict[str, None] = {}
+        """Limits, as ``str(Scope)``, against which less counts because time has passed."""
         self.everything = False
         """Set by an election or a policy: the leader looks at all there is."""
 
@@ -76,7 +81,10 @@ class Touched:
         self.submitted.clear()
         self.finished.clear()
         self.pools.clear()
+        self.artifacts.clear()
+        self.eased.clear()
         self.failed_fast.clear()
+        self.standing = False
         self.everything = False
 
 
@@ -86,6 +94,7 @@ class Transitions:
     def __init__(self, state: State) -> None:
         self.state = state
         self.fair = FairState(state.flows, state.pools)
+        self.daily = DailyUse(state.used_by_hour)
         self.health = HealthLog(state)
         self.touched = Touched()
 
@@ -117,23 +126,47 @@ class Transitions:
 
     def join(self, job: Job, *, resumed: bool = False) -> None:
         """The job, or all that is left of an array, enters its flow's queue."""
-        self.fair.join(self.flow_of(job), job.waiting, resumed=resumed)
+        divided = self.is_divided(job)
+        self.fair.join(self.flow_of(job), job.waiting, divided=divided, resumed=resumed)
 
     def leave(self, job: Job) -> None:
         """It leaves that queue again, undispatched."""
-        self.fair.leave(self.flow_of(job), job.waiting, suspended=not job.is_offered)
+        self.fair.leave(self.flow_of(job), job.waiting, suspended=not job.in_queue)
+
+    def is_divided(self, job: Job) -> bool:
+        """Whether its pool is divided among classes."""
+        return self.state.policy.pool(job.placed.pool).is_divided
+
+    def enter(self, job: Job) -> None:
+        """Put an open job into its queue, or aside where it waits for others or its time first."""
+        spec, at = job.spec, self.state.at
+        awaits = spec.after or self.missing_artifacts(spec) or spec.begin_at > at
+        if job.attempts or not awaits:
+            self.queue(job)
+            return
+        job.state, job.reason = JobState.PENDING, ""
+        job.aside_since, job.wakes_at = at, spec.begin_at if spec.begin_at > at else 0
+        self.touch(job)
+
+    def missing_artifacts(self, spec: JobSpec) -> list[str]:
+        """Objects that it waits for and nobody has found yet."""
+        return [path for path in spec.after_artifacts if path not in self.state.artifacts]
 
     def queue(self, job: Job, *, resumed: bool = False) -> None:
         """Put an open job into its flow's waiting queue; ``resumed``: as if it never left."""
         job.state = JobState.PENDING
         job.reason, job.wakes_at = "", 0
+        if job.aside_since is not None:
+            job.aside_since, job.entered_at = None, self.state.at
         self.join(job, resumed=resumed)
         self.touch(job)
 
     def unqueue(self, job: Job, state: JobState) -> None:
         """Take a queued job out, into ``state``."""
-        if job.state is JobState.PENDING:
+        if job.is_waiting:
             self.leave(job)
+        if job.aside_since is not None:
+            job.aside_since, job.wakes_at = None, 0
         job.state = state
         self.touch(job)
 
@@ -181,6 +214,7 @@ class Transitions:
             self._settle_unrun(job)
             never_ran = never_ran and job.moving.pool == job.placed.pool
             job.moved, job.moving = job.moving, None
+            job.size = self.estimated_cost(job.placed)
         if job.cancel is not None:
             self.end(job, JobState.CANCELLED, job.cancel.reason, at)
         elif job.requeues > REQUEUES_MAX:
@@ -203,7 +237,7 @@ class Transitions:
 
     def move(self, job: Job, place: Placement) -> None:
         """Have an unstarted job wait elsewhere; one that is assigned is taken back first."""
-        if job.state is JobState.PENDING and place.pool != job.placed.pool:
+        if job.is_waiting and place.pool != job.placed.pool:
             self.leave(job)
             job.moved = place
             self.join(job)
@@ -211,6 +245,7 @@ class Transitions:
             job.moved, job.moving = place, None
         elif job.state is JobState.ASSIGNED:
             job.moving = place
+        job.size = self.estimated_cost(job.placed)
         self.touch(job)
 
     def _is_assigned_to(self, job: Job, place: Placement) -> bool:
@@ -218,24 +253,28 @@ class Transitions:
         return assigned and job.last is not None and job.last.lead == place.worker
 
     def retry(self, job: Job) -> None:
-        """Put an ended job back into its flow, behind all that wait there."""
+        """Put an ended job back into its flow, behind all that wait there.
+
+        One that never ran waits again for the jobs that it names, as they stand now.
+        """
         self.health.trust(job.spec)
         self.state.ended.remove(job.id)
         if job.last is not None:
-            job.last.retried = True
+            job.last.retried = job.tried_again = True
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.cancel, job.ended_at, job.requeues = None, None, 0
-        self.queue(job)
+        self.enter(job)
 
     def admit(self, job: Job, standing: Standing) -> None:
         """Have a queued job wait as somebody else than it said."""
-        if job.state is JobState.PENDING:
+        if job.is_waiting:
             self.leave(job)
             job.standing = standing
             self.join(job)
         else:
             job.standing = standing
+        job.size = self.estimated_cost(job.placed)
         self.touch(job)
 
     def try_again(self, job: Job, reason: str, until: int) -> None:
@@ -244,6 +283,7 @@ class Transitions:
         if job.last is None or not job.last.excused:
             self.state.retry_budgets[flow] = self.retry_budget(flow) - 1_000
         self.reopen(job, JobState.HELD)
+        job.tried_again = True
         job.arrival = self.state.arrivals
         self.state.arrivals += 1
         job.reason, job.wakes_at = reason, until
@@ -290,13 +330,13 @@ class Transitions:
         self.fair.settle(self.flow_of(job), difference)
 
     def actual_cost(self, attempt: Attempt, until: int) -> int:
-        """What it cost if it ran until then: what it occupied, or the tokens that it reported.
+        """What it cost if it ran until then, by what it occupied or the tokens that it reported.
 
         Of a call of an external service that reported no tokens the estimate stands.
         """
         report = attempt.report
         if not attempt.output_factor:
-            return self.occupancy_ms(attempt, until)
+            return estimates.cost_of(self.occupancy_ms(attempt, until), attempt.rate)
         if report is None or not (report.input_tokens or report.output_tokens):
             return attempt.cost_ms
         return report.input_tokens + attempt.output_factor * report.output_tokens
@@ -327,6 +367,39 @@ class Transitions:
             window.forget(at)
             if len(window.reserved) != counted:
                 self.touched.pools[pool] = None
+
+    # -- limits a day
+
+    def may_use(self, spec: JobSpec, gpus: int) -> Use:
+        """What the job may draw on the limits a day, on so many GPUs."""
+        return estimates.may_use(self.state, spec, gpus)
+
+    def book_use(self, job: Job, attempt: Attempt, until: int) -> None:
+        """The attempt ran until then: what it used is booked, as far as it is not yet.
+
+        One that was lost is booked with what it used so far, and with the rest where it is
+        found again.
+        """
+        draw = attempt.draw
+        run_ms = 0 if attempt.started_at is None else until - attempt.started_at
+        requests = max(1, job.spec.requests)
+        used = Use(gpu_use_ms(draw.gpus, run_ms), reported_micros(draw, requests, attempt.report))
+        more = used.beyond(draw.booked)
+        self.daily.book(job.placed.flow, more, self.state.at)
+        attempt.draw = replace(draw, booked=draw.booked.plus(more))
+
+    def raise_use(self, attempt: Attempt) -> None:
+        """It may run as long as its charge now allows, which may be longer than was expected."""
+        draw = attempt.draw
+        more = Use(gpu_use_ms(draw.gpus, attempt.charged_run_ms)).beyond(draw.reserved)
+        attempt.draw = replace(draw, reserved=draw.reserved.plus(more))
+
+    def forget_day(self, at: int) -> None:
+        """Let go what ended more than a day ago. Amortised O(1) an attempt."""
+        for scope in self.daily.forget(at):
+            self.touched.eased[str(scope)] = None
+            if scope.kind == "pool":
+                self.touched.pools[scope.name] = None
 
     def note_begin(self, job: Job, attempt: Attempt, at: int) -> None:
         window = self._window(job, attempt)
@@ -434,46 +507,49 @@ class Transitions:
 
     def resolve_pool(self, worker: Worker) -> None:
         worker.pool = self.state.policy.pool_of(worker.name, worker.declared_pool)
+        self.touched.standing = True
         self.touched.workers[worker.name] = None
 
     # -- estimates
 
     def expected(self, spec: JobSpec) -> tuple[int, str]:
         """Run time to charge for (ms), and who says so."""
-        if spec.estimate_ms:
-            return spec.estimate_ms, "--estimate"
-        if spec.time_limit_ms:
-            return spec.time_limit_ms, "--time"
-        recent_ms = self.state.recent_cost_ms.get(_stem(spec))
-        return (
-            (recent_ms, "recent jobs of that name") if recent_ms else (DEFAULT_COST_MS, "default")
-        )
+        return estimates.expected(self.state, spec)
 
     def expected_ms(self, spec: JobSpec) -> int:
         """Run time to charge for."""
         return self.expected(spec)[0]
 
     def estimated_cost(self, spec: JobSpec) -> int:
-        """What a dispatch is charged: slot-milliseconds, or tokens in an API pool.
+        """What a dispatch is charged: slot-milliseconds, or tokens in an API pool."""
+        return estimates.estimated_cost(self.state, spec)
 
-        Output counts ``output_factor`` times, as far as it may go.
-        """
-        api = self.state.policy.pool(spec.pool).api
-        if api is None:
-            return spec.slots * self.expected_ms(spec)
-        tokens = spec.input_tokens + max(1, api.output_factor) * spec.max_output_tokens
-        return max(1, spec.requests, tokens)
+    def calibrate(self, job: Job, attempt: Attempt, at: int) -> None:
+        """Learn from a call that reported its tokens. O(flows)."""
+        spec, report = job.placed, attempt.report
+        estimated = estimates.tokens_cost(spec, attempt.output_factor)
+        if not attempt.output_factor or not estimated or report is None:
+            return
+        actual = report.input_tokens + attempt.output_factor * report.output_tokens
+        if actual:
+            moved = estimates.calibration_of(self.state, spec).moved(
+                actual=actual, estimated=estimated, at=at
+            )
+            self.state.calibrations[calibration_key(spec.pool, spec.workload_class)] = moved
+            for flow in self.fair.flows.values():
+                if (flow.pool, flow.workload_class) == (spec.pool, spec.workload_class):
+                    self.fair.touched[flow.id] = None
 
     def learn(self, spec: JobSpec, run_ms: int) -> None:
         """Blend a finished job's run time into what its like are expected to take."""
         recent = self.state.recent_cost_ms
-        key = _stem(spec)
+        key = estimates.stem(spec)
         before = recent.pop(key, None)
         recent[key] = max(1, run_ms if before is None else (3 * before + run_ms) // 4)
         if len(recent) > RECENT_STEMS_MAX:
             forgotten = next(iter(recent))
             del recent[forgotten]
-            self.fair.touched[_flow_of_stem(forgotten)] = None
+            self.fair.touched[estimates.flow_of_stem(forgotten)] = None
 
 
 def end_state(outcome: str, rc: int) -> JobState:
@@ -488,12 +564,3 @@ def end_state(outcome: str, rc: int) -> JobState:
 def tokens_of(spec: JobSpec) -> int:
     """What a job may take of a minute's tokens."""
     return spec.input_tokens + spec.max_output_tokens
-
-
-def _stem(spec: JobSpec) -> str:
-    """Flow and job name without its digits and suffix: ``run-17.sh`` is like ``run-4.sh``."""
-    return f"{spec.flow}/{re.sub(r'[0-9]+', '', spec.name.rsplit('.', 1)[0])}"
-
-
-def _flow_of_stem(stem: str) -> FlowId:
-    return FlowId("/".join(stem.split("/", 3)[:3]))

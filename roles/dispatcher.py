@@ -20,6 +20,7 @@ from ledger.names import NodeName
 from ledger.writer import new_writer
 from roles.context import Context
 from roles.leader import SKEW_MAX_MS, Leader, workers_told
+from roles.notices import Notices
 from roles.wake import Neighbours
 
 log = structlog.get_logger()
@@ -34,11 +35,13 @@ class Dispatcher:
         node: NodeName,
         neighbours: Neighbours,
         stopping: Callable[[], bool] = lambda: False,
+        notices: Notices | None = None,
     ) -> None:
         self._context = context
         self._node = node
         self._neighbours = neighbours
         self._stopping = stopping
+        self._notices = notices
         self._journal = Journal(context.store, context.ledger)
         self._leader: Leader | None = None
         self._loaded = False
@@ -76,6 +79,7 @@ class Dispatcher:
                 self._follow()
             else:
                 self._leader.step()
+                self._tell_ends(self._leader)
                 self._neighbours.mark_following()
         except FencedError as error:
             log.info("stepped down", node=self._node, reason=str(error))
@@ -93,6 +97,11 @@ class Dispatcher:
         if self._leader is not None:
             return self._jittered(timings.leader_tick_ms)
         return self._context.rng.randint(timings.follow_min_ms, timings.follow_max_ms)
+
+    def _tell_ends(self, leader: Leader) -> None:
+        """Of what is posted only: a page in doubt may never have been."""
+        if self._notices is not None and leader.is_settled:
+            self._notices.look(self._journal.projection.state)
 
     def _jittered(self, period_ms: int) -> int:
         return self._context.rng.randint(period_ms * 9 // 10, period_ms)

@@ -70,6 +70,8 @@ def plan_of(
         env=env,
         secrets=spec.secrets,
         secrets_dir=str(base.secrets_dir),
+        outputs=spec.outputs,
+        outputs_on_failure=spec.outputs_on_failure,
         time_limit_ms=spec.time_limit_ms or None,
         deadline_boot_ms=spec.deadline_at - epoch_offset_ms if spec.deadline_at else None,
         grace_ms=spec.grace_ms or timings.grace_ms,

@@ -76,6 +76,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     """Variables whose values are read from files of these names in ``secrets_dir`` at the start."""
     secrets_dir: str = ""
+    outputs: tuple[str, ...] = ()
+    outputs_on_failure: bool = False
     umask: int | None = None
     time_limit_ms: int | None = None
     deadline_boot_ms: int | None = None

@@ -31,6 +31,7 @@ from ledger.state import RULES, State, Worker
 from ledger.stores.base import Won
 from ledger.timings import CHECKPOINT_EVERY_PAGES, SECOND_MS
 from ledger.writer import BeatWriter
+from roles.artifacts import ArtifactWatch
 from roles.context import Context
 from roles.devices import BUSY, busy_problem
 from roles.liveness import LivenessJudge
@@ -65,6 +66,7 @@ class Leader:
         self._facts = FactTail(context.store, context.clock, context.timings)
         self._beats = BeatTail(context.store, context.clock, context.timings)
         self._beat_writer = BeatWriter(context.store, writer)
+        self._artifacts = ArtifactWatch(context.store, context.clock, context.timings)
         self._judge = LivenessJudge(context.timings)
         self._problems: dict[WorkerName, str] = {}
         self._claims: dict[e.AttemptRef, str] = {}
@@ -86,6 +88,11 @@ class Leader:
     @property
     def _state(self) -> State:
         return self._journal.projection.state
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the projection holds nothing but pages that are in."""
+        return not self._prepared
 
     @property
     def _leads(self) -> bool:
@@ -212,6 +219,8 @@ class Leader:
             worker = state.workers.get(name)
             if worker is not None and bool(worker.problem) != bool(problem):
                 seen.append(e.SlotSeen(worker=name, problem=problem))
+        found = self._artifacts.look(self._scheduler.wanted_artifacts)
+        seen.extend(e.ArtifactSeen(path=path) for path in found)
         return [*seen, *self._judge.judge(state)]
 
     # -- posting

@@ -12,7 +12,7 @@ as long as the one before, up to ``log_flush_max_ms``; ``LOG_FLUSH_BYTES`` go ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ledger.events import AttemptRef
 from ledger.keys import log_key, log_piece_key
@@ -64,12 +64,13 @@ class LogShipper:
         while self._sent_bytes < self._handle.log_size():
             self._ship_piece()
 
-    def ship_whole(self, rc: int) -> None:
-        """Put the whole log of an attempt that has ended. One PUT."""
+    def ship_whole(self, rc: int, notes: Sequence[str] = ()) -> None:
+        """Put the whole log of an attempt that has ended, and what there is to note. One PUT."""
         log = self._handle.final_log() if self._handle.state() == "ended" else b""
         newline = b"\n" if log and not log.endswith(b"\n") else b""
+        lines = b"".join(f"[gpuq: left out: {note}]\n".encode() for note in notes)
         key = log_key(self._ref.job, self._ref.attempt)
-        self._context.store.put_once(key, b"%b%brc=%d\n" % (log, newline, rc))
+        self._context.store.put_once(key, b"%b%b%brc=%d\n" % (log, newline, lines, rc))
 
     def _ship_piece(self) -> None:
         key = log_piece_key(self._ref.job, self._ref.attempt, self._n)

@@ -174,6 +174,9 @@ class Service:
 
     def _round(self) -> None:
         self._flush()
+        for attempt in self._watched.values():
+            if not attempt.runs and not attempt.outputs.is_over:
+                attempt.outputs.step()
         for attempt in self._to_be_reported():
             attempt.ship_end_of_log()  # where this fails, the end is reported all the same
             self._report_end(attempt)
@@ -189,7 +192,7 @@ class Service:
             if attempt.runs:
                 attempt.shipper.ship_due()
         for attempt in self._ended(reported=True):
-            if not attempt.log_is_up:
+            if not attempt.log_is_up and attempt.outputs.is_over:
                 attempt.ship_end_of_log()
         self._stand_in.beat_if_alone(self._status)
 
@@ -197,7 +200,7 @@ class Service:
         """An outage delays what is told of an end, never the end that is told."""
         try:
             self._handle_stops()
-            for attempt in self._to_be_reported():
+            for attempt in self._to_be_reported(with_outputs=False):
                 self._report_end(attempt)
             self._report_retirement()
         except RequestError as error:
@@ -206,19 +209,25 @@ class Service:
     def _wait_ms(self) -> int:
         due_ms = self._mailbox.due_ms() - self._context.clock.boot_ms()
         wait_ms = self._gate.closed_for_ms or due_ms
+        if any(not a.runs and not a.outputs.is_over for a in self._watched.values()):
+            return max(1, self._gate.closed_for_ms)
         if self._watched:
             wait_ms = min(wait_ms, self._context.timings.worker_tick_ms)
         return max(1, min(wait_ms, self._gpu.look_again_ms() or wait_ms))
 
     def _is_over(self) -> bool:
         """Retired, and all is told; what cannot be told is left to the next incarnation."""
-        if not self._retired or any(attempt.runs for attempt in self._watched.values()):
+        grace_ms = self._context.timings.grace_ms
+        if not self._retired or any(
+            attempt.runs or attempt.outputs.is_moving(grace_ms)
+            for attempt in self._watched.values()
+        ):
             return False
         if self._claiming is None and not self._watched and not self._writer.pending:
             return True
         now_ms = self._context.clock.boot_ms()
         if self._gives_up_ms is None:
-            self._gives_up_ms = now_ms + self._context.timings.grace_ms
+            self._gives_up_ms = now_ms + grace_ms
         return now_ms >= self._gives_up_ms
 
     # -- messages
@@ -353,12 +362,16 @@ class Service:
     def _ended(self, *, reported: bool) -> list[WatchedAttempt]:
         return [a for a in self._watched.values() if not a.runs and a.is_reported == reported]
 
-    def _to_be_reported(self) -> list[WatchedAttempt]:
-        """Ended, and a reading of the GPU no longer shows what they did there."""
+    def _to_be_reported(self, *, with_outputs: bool = True) -> list[WatchedAttempt]:
+        """Ended, and a reading of the GPU no longer shows what they did there.
+
+        ``with_outputs``: and their outputs are in the store, or given up.
+        """
         return [
             attempt
             for attempt in self._ended(reported=False)
-            if not (
+            if (attempt.outputs.is_over or not with_outputs)
+            and not (
                 isinstance(attempt.end, e.AttemptFinished)
                 and self._gpu.is_settling(attempt.end.ended_at)
             )
@@ -387,7 +400,10 @@ class Service:
         return first.slots if isinstance(first, e.RunMessage) else (self._options.worker,)
 
     def _is_occupied(self) -> bool:
-        return any(a.runs or self._left_of(a) for a in self._watched.values())
+        """A job that came next could change the outputs of the one before."""
+        return any(
+            a.runs or not a.outputs.is_over or self._left_of(a) for a in self._watched.values()
+        )
 
     # -- what it says
 
@@ -395,7 +411,12 @@ class Service:
         end = attempt.end
         assert end is not None
         if isinstance(end, e.AttemptFinished):
-            end = replace(end, utilisation_percent=self._gpu.utilisation_percent())
+            parts = [end.reason, attempt.outputs.reason]
+            end = replace(
+                end,
+                utilisation_percent=self._gpu.utilisation_percent(),
+                reason="; ".join(part for part in parts if part),
+            )
         self._gpu.job_ended(attempt.slots or (self._options.worker,))
         attempt.end_fact = self._reports.ended(end)
 
@@ -412,6 +433,9 @@ class Service:
         first = self._mailbox.first()
         if isinstance(first, Unreadable):
             return first.reason
+        uploading = [a.name for a in self._ended(reported=True) if not a.outputs.is_over]
+        if uploading:
+            return f"the outputs of {uploading[0]} are not uploaded yet"
         return self._gpu.problem or self._refusal
 
     def _say_status(self) -> None:

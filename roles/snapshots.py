@@ -13,6 +13,7 @@ boots are removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -29,6 +30,8 @@ from roles.context import Context
 from roles.locks import FileLock
 
 _UNFINISHED = ".new"
+_NOT_FOR_THIS_DISK = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
+"""A name that this disk cannot hold: that job fails, and the next one may run."""
 
 
 def place_snapshot(context: Context, boot_id: str, snapshot: Snapshot, target: Path) -> str:
@@ -57,9 +60,13 @@ def place_snapshot(context: Context, boot_id: str, snapshot: Snapshot, target: P
     except DamagedError as error:
         return f"its snapshot is unusable: {error}; submit it again"
     except OSError as error:
+        if error.errno in _NOT_FOR_THIS_DISK:
+            return f"its snapshot cannot be unpacked on this node: {error.strerror}"
+        # Of a copy that failed, the first of all that was said.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
         raise RequestError(
-            f"cannot unpack a snapshot below {folder}: {error.strerror or error}; free some disk, "
-            "or choose another state folder"
+            f"cannot unpack a snapshot below {folder}: {why}; free some disk, or choose another "
+            "state folder"
         ) from error
     finally:
         lock.release()

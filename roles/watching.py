@@ -14,8 +14,9 @@ from ledger.keys import attempt_name
 from ledger.names import WorkerName
 from roles.context import Context
 from roles.jobreport import read_report
-from roles.launcher import JobHandle, RunResult
+from roles.launcher import JobHandle, Plan, RunResult
 from roles.logship import LogShipper
+from roles.outputs import OutputShipper
 from roles.processes import Identity
 
 NOT_FOUND_RC = 127
@@ -40,10 +41,13 @@ class WatchedAttempt:
         self.unkillable: tuple[Identity, ...] = ()
         """What was left of it, even after KILL."""
         self.log_is_up = False
+        """The whole log stands in the bucket, or its pieces where the rc is not known."""
         self.end_fact: int | None = None
         """The number under which the end was reported; -1: by a former incarnation."""
         self._context = context
         plan = handle.plan()
+        self.outputs = OutputShipper(context, ref, "", ())
+        """Those of its end, once that is known."""
         self.grace_ms = plan.grace_ms if plan is not None else context.timings.grace_ms
         self._is_exclusive = plan is not None and plan.exclusive_ms is not None
         self._bucket_seen_ms: int | None = None
@@ -74,6 +78,10 @@ class WatchedAttempt:
         """Notice its end. Local files only; blocks for seconds where it must kill."""
         if self.end is None:
             self._notice_end()
+            plan = self.handle.plan()
+            if plan is not None and _leaves_outputs(plan, self.end):
+                self.outputs = OutputShipper(self._context, self.ref, plan.cwd, plan.outputs)
+        self.outputs.give_up_if_stalled()
 
     def fail(self, reason: str) -> None:
         """It is over before it could be launched."""
@@ -98,7 +106,7 @@ class WatchedAttempt:
     def ship_end_of_log(self) -> None:
         """Put what the bucket still lacks of the log. Raises TransientError: call again."""
         if isinstance(self.end, AttemptFinished):
-            self.shipper.ship_whole(self.end.rc)
+            self.shipper.ship_whole(self.end.rc, self.outputs.notes)
         else:
             self.shipper.ship_rest()
         self.log_is_up = True
@@ -143,6 +151,13 @@ class WatchedAttempt:
             log_bytes=result.log_bytes,
             report=read_report(self.handle.report_path),
         )
+
+
+def _leaves_outputs(plan: Plan, end: End | None) -> bool:
+    """Not where it never ran, or where nobody knows what became of it."""
+    if not isinstance(end, AttemptFinished) or end.outcome == "failed_to_start":
+        return False
+    return plan.outputs_on_failure or (end.outcome, end.rc) == ("exited", 0)
 
 
 def lost(context: Context, ref: AttemptRef, reason: str, *, ran: bool) -> AttemptLost:

@@ -13,17 +13,20 @@ The order of effects, and what a crash after each costs:
 7.  launch the runner                      it is adopted; its start is announced then
 8.  report ``start``                       nothing
 9.  the runner writes its result           nothing; it is read whenever a worker is there
-10. put the whole log                      it is put again, the same bytes
-11. report the end                         a second copy under another writer, which the fold
+10. put the pieces of its outputs, one a   what is there is not sent again
+    round, then their manifest
+11. put the whole log                      it is put again, the same bytes
+12. report the end                         a second copy under another writer, which the fold
                                            ignores because the attempt has ended
-12. note that it was reported              nothing
-13. after the acknowledgement, and once    nothing; the folder is removed by the next
+13. note that it was reported              nothing
+14. after the acknowledgement, and once    nothing; the folder is removed by the next
     the log is up: remove the folder       incarnation
 
-11 does not wait for 10 where the bucket is away: the end is in the spool with its true
-time, and the log follows. 7 happens only within ``start_within_ms`` of the first try of 6,
-and the runner looks at the clock again as its last act before exec. A log piece's bounds
-are noted before it is put, so the same piece is put again.
+12 does not wait for 10 and 11 where the bucket is away: the end is in the spool with its true
+time, outputs and log follow, and the slot starts nothing until the outputs are up or given up.
+7 happens only within ``start_within_ms`` of the first try of 6, and the runner looks at the
+clock again as its last act before exec. A log piece's bounds are noted before it is put, so the
+same piece is put again.
 
 One loop, no threads: ``step`` makes one round and says how long to wait; waiting is the
 caller's. Refuses to begin where a second worker has its slot, or where its node's name

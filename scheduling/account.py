@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from ledger.events import JobState
 from ledger.fair_state import Flow, Tags
 from ledger.names import FlowId, JobId, WorkerName, flow_parts
 from ledger.projection import Projection
@@ -23,7 +22,7 @@ from scheduling.disciplines import Rank, rank
 from scheduling.explain import jobs_ahead
 from scheduling.headroom import Headroom
 from scheduling.placement import Fleet, Shape
-from scheduling.queues import Waiting
+from scheduling.queues import in_order
 
 DISPATCHES_MAX = 20_000
 """An estimate that would look further ahead is none."""
@@ -68,7 +67,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     served_slots: int
     """What its flow has now."""
     pool_slots: int
-    earlier_jobs: int
+    earlier_jobs: tuple[JobId, ...]
+    """Of its own flow, that go before it, in their order."""
     flows_ahead: tuple[Ahead, ...]
     fitting_slots: int
     """Serving slots of a kind that would do, each on a node that has enough of them."""
@@ -106,7 +106,7 @@ class Accounts:
             owed_slots=int(1_000 * pool_slots * self._share(flow)),
             served_slots=1_000 * sum(runs.slots for runs in running if runs.flow == flow.id),
             pool_slots=pool_slots,
-            earlier_jobs=jobs_ahead(state, job),
+            earlier_jobs=tuple(jobs_ahead(state, job)),
             flows_ahead=self._ahead(flow),
             fitting_slots=sum(len(bank.serving) for bank in banks),
             free_slots=sum(len(bank.free) for bank in banks),
@@ -139,17 +139,14 @@ class Accounts:
 
     def _queues(self, pool: str) -> dict[FlowId, list[Job]]:
         """The waiting jobs of the pool that something serves, by flow in their order."""
-        queues: dict[FlowId, list[tuple[Waiting, Job]]] = {}
+        queues: dict[FlowId, list[Job]] = {}
         for job in self._state.jobs.values():
-            if job.state is JobState.PENDING and job.placed.pool == pool:
+            if job.in_queue and job.placed.pool == pool:
                 spec = job.placed
                 is_held = self._state.flows[spec.flow].limit
                 if not is_held and self._fleet.serves(pool, Shape.of(spec)):
-                    queues.setdefault(spec.flow, []).append((Waiting.of(job), job))
-        return {
-            flow: [job for _, job in sorted(queue, key=lambda each: each[0])]
-            for flow, queue in queues.items()
-        }
+                    queues.setdefault(spec.flow, []).append(job)
+        return {flow: in_order(self._state, flow, queue) for flow, queue in queues.items()}
 
     def _rank(self, flow: Flow, head: Job) -> Rank:
         return rank(
@@ -160,6 +157,7 @@ class Accounts:
             job=head.id,
             arrival=head.arrival,
             cost_ms=self._projection.estimated_cost(head.placed),
+            borrows=self._headroom.shares.borrows(flow.pool, flow.workload_class),
         )
 
     # -- when it may start

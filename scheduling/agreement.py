@@ -10,6 +10,9 @@ from collections.abc import Iterator
 
 from ledger.names import flow_parts
 from ledger.policy import Limits, Policy, Pool, WorkloadClass
+from scheduling.duration import format_units
+from scheduling.policy_text import price_fields
+from scheduling.quantities import gib, money
 
 PERCENT = 100
 
@@ -82,6 +85,12 @@ def _limits(limits: Limits) -> Iterator[str]:
         yield f"at most {limits.queue_length} jobs waiting"
     if limits.queue_age_ms:
         yield f"no job waits longer than {limits.queue_age_ms // 1000} s"
+    if limits.gpu_memory_bytes:
+        yield f"at most {gib(limits.gpu_memory_bytes)} of GPU memory asked for at once"
+    if limits.gpu_seconds_per_day:
+        yield f"at most {limits.gpu_seconds_per_day} GPU-seconds within 24 hours"
+    if limits.money_per_day_micros:
+        yield f"at most {money(limits.money_per_day_micros)} of money within 24 hours"
 
 
 def _overdue(policy: Policy, name: str) -> Iterator[str]:
@@ -97,6 +106,15 @@ def pool_terms(pool: Pool) -> Iterator[str]:
     """What holds for everybody in a pool."""
     yield f"served by {pool.discipline}"
     yield from _limits(pool.limits)
+    for title, own in pool.class_slots.items():
+        parts = ((own.min, "kept"), (own.nominal, "owed"), (own.max, "at most"))
+        slots = ", ".join(f"{word} {slots}" for slots, word in parts if slots)
+        yield f"slots of class {title}: {slots}"
+    if pool.long_jobs is not None:
+        yield (
+            f"at most {pool.long_jobs.max_running} jobs at once of more than "
+            f"{format_units(pool.long_jobs.above_ms)} of slot time"
+        )
     for title, age_ms in pool.queue_age_ms.items():
         yield f"no {title} job waits longer than {age_ms // 1000} s"
     api = pool.api
@@ -107,6 +125,11 @@ def pool_terms(pool: Pool) -> Iterator[str]:
             (api.in_flight, "calls in flight"),
         )
         yield from (f"at most {most} {what}" for most, what in counted if most)
+    if pool.memory_threshold_bytes:
+        threshold = gib(pool.memory_threshold_bytes)
+        yield f"a job is charged more that asks for more than {threshold} of a GPU's memory"
+    for what, price in price_fields(pool.price).items():
+        yield f"{what.replace('_', ' ')}: {price}"
     if pool.retry.attempts_max:
         yield f"at most {pool.retry.attempts_max} attempts of a job"
     yield f"retries: {pool.retry.budget_percent} % of a flow's attempts"

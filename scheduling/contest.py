@@ -17,7 +17,6 @@ from fractions import Fraction
 import msgspec
 
 from ledger import events as e
-from ledger.events import JobState
 from ledger.names import FlowId, JobId, WorkerName
 from ledger.policy import WEIGHT_ONE
 from scheduling.followed import Followed
@@ -127,7 +126,7 @@ class Contest:
         for job_id in touched.jobs:
             job = state.jobs.get(job_id)
             self._waiting.pop(job_id, None)
-            if job is not None and job.state is JobState.PENDING:
+            if job is not None and job.in_queue:
                 self._waiting[job_id] = (job.placed.flow, job.spec.slots)
 
     def _standing(self) -> Iterator[tuple[str, _Pool]]:

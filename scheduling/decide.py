@@ -9,6 +9,8 @@ pages carries over from one page to the next.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sortedcontainers import SortedList
 
 from ledger import events as e
@@ -16,8 +18,9 @@ from ledger.events import SUPERSEDED, JobState, Liveness
 from ledger.names import JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Attempt, Job, Phase, Worker
-from scheduling.admission import verdict_on
-from scheduling.cost import exhausted_at, grown_cost_ms
+from scheduling.admission import Admission
+from scheduling.aside import Aside
+from scheduling.cost import grown_cost_ms
 from scheduling.dispatch import Dispatch
 from scheduling.headroom import Headroom
 from scheduling.health import Health
@@ -47,12 +50,14 @@ class Scheduler:
         self._due: dict[JobId, int] = {}
         self._led: dict[WorkerName, set[JobId]] = {}
         self._leads: dict[JobId, tuple[WorkerName, ...]] = {}
-        self.queues = Queues(projection)
         self.fleet = Fleet(projection.state)
-        self._health = Health(projection)
+        self._admission = Admission(projection.state)
         self._headroom = Headroom(projection, self.fleet)
+        self.queues = Queues(projection, self._headroom)
+        self._health = Health(projection)
         self._dispatch = Dispatch(projection, self.queues, self.fleet, self._headroom)
         self._quanta = Quanta(projection, self.queues, self._headroom)
+        self._aside = Aside(projection)
         for job in projection.state.jobs.values():
             self._watch_attempts(job)
 
@@ -62,6 +67,8 @@ class Scheduler:
         for pool, window in self._projection.state.windows.items():
             if self.queues.shapes(pool):
                 dues.append(window.next_change_ms())
+        if any(pool.waiting for pool in self._projection.state.pools.values()):
+            dues.append(self._projection.daily.next_change_ms())
         return min((due for due in dues if due is not None), default=None)
 
     def decide(self, at: int) -> list[e.AnyDecision]:
@@ -71,6 +78,8 @@ class Scheduler:
         """
         self._out = []
         touched = self._projection.touched
+        if touched.everything or touched.standing:
+            self._admission.forget()
         if touched.everything:
             self._look_at_everything()
         submitted, failed = list(touched.submitted), list(touched.failed_fast)
@@ -80,12 +89,17 @@ class Scheduler:
         self._draw_conclusions(failed, at)
         for job_id in finished:
             self._retry(self._projection.state.jobs[job_id], at)
-        self._settle_jobs()
+        self._settle_jobs(at)
         while self._health.follow_probes(at, self.emit):
-            self._settle_jobs()
+            self._settle_jobs(at)
         self._act_on_time(at)
         self._serve_pools(at)
         return self._out
+
+    @property
+    def wanted_artifacts(self) -> Collection[str]:
+        """Objects of the store that jobs wait for."""
+        return self._aside.artifacts
 
     def emit(self, decision: e.AnyDecision) -> None:
         """Make a decision: it is applied at once, and the indexes follow."""
@@ -109,22 +123,31 @@ class Scheduler:
             job = state.jobs[job_id]
             self.queues.update(job)
             for limit in self._headroom.update(job):
-                self._pools.update(dict.fromkeys(sorted(self._dispatch.limit_eased(limit))))
+                self._pools.update(dict.fromkeys(self._dispatch.limit_eased(limit)))
             self._health.update_job(job)
             self._quanta.update(job)
+            self._aside.update(job)
             self._watch_attempts(job)
             self._pending[job_id] = None
             projection.fair.touched[job.placed.flow] = None
             self._pools[job.placed.pool] = None
+        pools: set[str] = set()
         for name in touched.workers:
-            pools = self.fleet.refresh(name)
-            for pool in pools:
-                self._dispatch.pool_changed(pool)
-            self._pools.update(dict.fromkeys(pools))
-            self._pending.update(dict.fromkeys(sorted(self._led.get(name, ()))))
+            pools |= self.fleet.refresh(name)
+            led = self._led.get(name)
+            if led:
+                self._pending.update(dict.fromkeys(sorted(led)))
+        for pool in pools:
+            self._dispatch.pool_changed(pool)
+            self._pools[pool] = None
+        self._take_over_shares()
         for node in touched.nodes:
             self._health.update_node(node)
+        for path in touched.artifacts:
+            self._aside.update_artifact(path)
         self._pools.update(touched.pools)
+        for limit in touched.eased:
+            self._pools.update(dict.fromkeys(sorted(self._dispatch.limit_eased(limit))))
         for flow_id in projection.fair.touched:
             if flow_id in state.flows:
                 self.queues.rank_again(flow_id)
@@ -132,6 +155,16 @@ class Scheduler:
                 self._dispatch.flow_changed(flow_id)
         touched.clear()
         projection.fair.touched.clear()
+
+    def _take_over_shares(self) -> None:
+        """Other slots of a class run: it may have room again, and its place in the order."""
+        shares = self._headroom.shares
+        for pool, workload_class in shares.take_changes():
+            self._dispatch.look_at_held(pool)
+            self._pools[pool] = None
+            if shares.turned(pool, workload_class):
+                flows = self.queues.flows_of(pool, workload_class)
+                self._projection.fair.touched.update(flows)
 
     # -- jobs
 
@@ -142,7 +175,7 @@ class Scheduler:
         """
         jobs = [self._projection.state.jobs[job_id] for job_id in submitted]
         for job in jobs:
-            verdict = verdict_on(self._projection.state, job, at)
+            verdict = self._admission.verdict_on(job, at)
             if verdict is not None and not job.state.ended:
                 self.emit(verdict)
         for job in reversed(jobs):
@@ -171,8 +204,11 @@ class Scheduler:
             copies = self._health.copies_of(self._projection.state.jobs[job_id])
             self._pending.update(dict.fromkeys(copies))
 
-    def _settle_jobs(self) -> None:
-        while self._pending:
+    def _settle_jobs(self, at: int) -> None:
+        while self._pending or self._aside.has_changed:
+            if not self._pending:
+                self._aside.decide(at, self.emit)
+                continue
             job_id = next(iter(self._pending))
             del self._pending[job_id]
             job = self._projection.state.jobs.get(job_id)
@@ -184,7 +220,7 @@ class Scheduler:
         for attempt in job.attempts:
             if attempt.phase is not Phase.ENDED:
                 self._settle_attempt(job, attempt)
-        if job.state is JobState.PENDING and (reason := self._health.why_held(job)):
+        if job.in_queue and (reason := self._health.why_held(job)):
             self.emit(e.JobHeld(job=job.id, reason=reason))
         last = job.last
         if last is None or job.state.ended or job.state.queued:
@@ -251,20 +287,25 @@ class Scheduler:
 
     def _watch_attempts(self, job: Job) -> None:
         """Which workers lead the job's attempts that are not over, and when one overruns."""
-        for name in self._leads.pop(job.id, ()):
-            self._led[name].discard(job.id)
+        before = self._leads.get(job.id, ())
         leads = tuple(a.lead for a in job.attempts if a.phase is not Phase.ENDED)
-        if leads:
-            self._leads[job.id] = leads
-        for name in leads:
-            self._led.setdefault(name, set()).add(job.id)
+        if leads != before:
+            self._leads.pop(job.id, None)
+            for name in before:
+                self._led[name].discard(job.id)
+            if leads:
+                self._leads[job.id] = leads
+            for name in leads:
+                self._led.setdefault(name, set()).add(job.id)
         self._watch_time(job)
 
     def _watch_time(self, job: Job) -> None:
-        due = self._due.pop(job.id, None)
-        if due is not None:
-            self._dues.remove((due, job.id))
-        due = self._due_at(job)
+        before, due = self._due.get(job.id), self._due_at(job)
+        if due == before:
+            return
+        if before is not None:
+            del self._due[job.id]
+            self._dues.remove((before, job.id))
         if due is not None:
             self._due[job.id] = due
             self._dues.add((due, job.id))
@@ -272,6 +313,9 @@ class Scheduler:
     def _due_at(self, job: Job) -> int | None:
         """When time alone makes something of the job to decide."""
         last = job.last
+        if job.aside_since is not None:
+            dues = [job.spec.deadline_at or None, self._aside.due_at(job)]
+            return min((due for due in dues if due is not None), default=None)
         if job.state.queued:
             return next_waiting_due(self._projection.state.policy, job)
         if last is None or last.settled or last.phase is Phase.REVOKING:
@@ -288,7 +332,7 @@ class Scheduler:
         """When it has used up its charge; tokens are no matter of time."""
         if attempt.output_factor or attempt.started_at is None:
             return None
-        return exhausted_at(attempt.started_at, len(attempt.slots), attempt.cost_ms)
+        return attempt.started_at + attempt.charged_run_ms
 
     def _act_on_time(self, at: int) -> None:
         while self._dues and self._dues[0][0] <= at:
@@ -299,12 +343,16 @@ class Scheduler:
                 self._watch_time(job)
             else:
                 self.emit(decision)
-                self._settle_jobs()
+                self._settle_jobs(at)
 
     def _due_decision(self, job: Job, at: int) -> e.AnyDecision | None:
-        """What becomes of a job now; None where its pool must be looked at (its quantum)."""
+        """What becomes of a job now; None where its pool must be looked at (its quantum).
+
+        Also where what was due is no more: that of which nobody knew has come.
+        """
         if job.state.queued:
-            return waiting_due(self._projection.state.policy, job, at)
+            due = waiting_due(self._projection.state.policy, job, at)
+            return due or self._aside.verdict(job, at)
         last = job.last
         assert last is not None
         if last.started_at is None:
@@ -315,7 +363,7 @@ class Scheduler:
         exhausted = self._exhausted_at(last)
         if exhausted is None or exhausted > at:
             return None
-        cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, at)
+        cost_ms = grown_cost_ms(last.started_at, len(last.slots), last.cost_ms, last.rate, at)
         return e.OverrunCharged(job=job.id, attempt=last.number, cost_ms=cost_ms)
 
     # -- pools

@@ -17,7 +17,7 @@ class Rank(NamedTuple):
     """Where the head of a flow stands in its pool's order; the smallest goes next."""
 
     tier: int
-    """0 of a strict class, else 1; under ``fifo`` there is but one."""
+    """0 of a strict class, 2 of one that has what it is owed, else 1; ``fifo`` has but one."""
     tag: int
     arrival: int
     job: JobId
@@ -33,11 +33,13 @@ def rank(
     job: JobId,
     arrival: int,
     cost_ms: int,
+    borrows: bool,
 ) -> Rank:
     """The rank of a job of ``cost_ms`` slot-milliseconds at the head of ``flow``.
 
     ``wfq``: smallest finish tag; ``sfq``: smallest start tag; ``fifo``: arrival alone;
-    ``strict``: system before interactive before batch, arrival within.
+    ``strict``: system before interactive before batch before all others, arrival within.
+    ``borrows``: the flow's class has what the pool owes it.
     """
     match discipline:
         case "wfq":
@@ -45,9 +47,11 @@ def rank(
         case "sfq":
             tag = flow.start_tag
         case "strict":
-            # A job of no known class is about to be rejected.
+            # All others come behind: those of the policy, or none that is known (yet rejected).
             tag = (*CLASSES, flow.workload_class).index(flow.workload_class)
         case _:
             tag = 0
-    first = discipline != "fifo" and policy.is_strict(flow.workload_class)
-    return Rank(0 if first else 1, tag, arrival, job, flow.id)
+    tier = 2 if borrows else 1
+    if policy.is_strict(flow.workload_class):
+        tier = 0
+    return Rank(1 if discipline == "fifo" else tier, tag, arrival, job, flow.id)

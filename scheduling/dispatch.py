@@ -16,10 +16,12 @@ from ledger import events as e
 from ledger.fair_state import Flow, charge
 from ledger.names import FlowId, WorkerName
 from ledger.projection import Projection
+from ledger.size_buckets import turns_after
 from ledger.state import Attempt, Job, Reservation
-from scheduling.headroom import Headroom, Hold
+from scheduling.headroom import Headroom
+from scheduling.hold import Hold
 from scheduling.placement import Bank, Fleet, Shape
-from scheduling.queues import Queues
+from scheduling.queues import Queues, bucket_in_flow
 
 Emit = Callable[[e.AnyDecision], None]
 
@@ -38,36 +40,44 @@ class Dispatch:
         self._changed_flows: dict[FlowId, None] = {}
         self._served: dict[tuple[str, Shape], bool] = {}
         self._limited: dict[str, set[FlowId]] = {}
-        """By whose limit holds them."""
-        self._held: dict[FlowId, str] = {}
-        self._serving: dict[str, int] = {}
+        """Flows that a limit holds, by each scope whose limit may be the one."""
+        self._held: set[FlowId] = set()
+        self._sizes: dict[str, tuple[int, int, bool]] = {}
         for flow in projection.state.flows:
             self.flow_changed(flow)
 
     def flow_changed(self, flow_id: FlowId) -> None:
         """The flow's queue, tags or limit changed: why it waits is looked at again."""
         self._changed_flows[flow_id] = None
-        before, now = self._held.pop(flow_id, ""), self._state.flows[flow_id].limit
-        if before:
-            self._limited[before].discard(flow_id)
-            if not self._limited[before]:
-                del self._limited[before]
-        if now:
-            self._held[flow_id] = now
-            self._limited.setdefault(now, set()).add(flow_id)
+        is_held = bool(self._state.flows[flow_id].limit)
+        if is_held == (flow_id in self._held):
+            return
+        (self._held.add if is_held else self._held.discard)(flow_id)
+        for scope in self._headroom.scopes_of(flow_id):
+            flows = self._limited.setdefault(str(scope), set())
+            (flows.add if is_held else flows.discard)(flow_id)
 
     def limit_eased(self, limit: str) -> set[str]:
-        """There may be room again: the flows that it holds are looked at; their pools."""
-        flows = sorted(self._limited.get(limit, ()))
+        """There may be room again: the flows that it may hold are looked at; their pools.
+
+        Several limits can hold a flow, each another of its jobs; it is told of one.
+        """
+        if limit not in self._limited:
+            return set()
+        flows = sorted(self._limited[limit])
         self._changed_flows.update(dict.fromkeys(flows))
         return {self._state.flows[flow].pool for flow in flows}
 
     def pool_changed(self, pool: str) -> None:
-        """Other slots may serve it: limits that are a share of them hold less, or more."""
-        serving = self._fleet.serving(pool)
-        if self._serving.get(pool) == serving:
-            return
-        self._serving[pool] = serving
+        """Other slots may serve it, or be free, or be no GPUs: shares of them, what is kept."""
+        free = self._fleet.free(pool) if self._headroom.shares.keeps_any(pool) else 0
+        sizes = (self._fleet.serving(pool), free, self._fleet.has_gpus(pool))
+        if self._sizes.get(pool) != sizes:
+            self._sizes[pool] = sizes
+            self.look_at_held(pool)
+
+    def look_at_held(self, pool: str) -> None:
+        """There may be room again for the flows of the pool that a limit holds."""
         for flow in self._held:
             if self._state.flows[flow].pool == pool:
                 self._changed_flows[flow] = None
@@ -112,7 +122,7 @@ class Dispatch:
         slots = self._fleet.find(pool, shape, lambda bank: bank.key.node == node)
         if slots is None:
             slots = self._fleet.find(pool, shape, lambda bank: True)
-        if slots is not None and self._headroom.hold(job) is None:
+        if slots is not None and self._may_take(job):
             emit(e.ReservationEnded(job=job.id, pool=pool))
             self._assign(job, slots, emit, backfill=False)
             return True
@@ -129,11 +139,15 @@ class Dispatch:
         if job is None or self._headroom.hold(job) is not None:
             return False
         slots = placed[Shape.of(job.placed)]
-        if slots is not None:
+        if slots is not None and self._may_take(job):
             self._assign(job, slots, emit, backfill=False)
         else:
             emit(self._reserve(pool, job, at))
         return True
+
+    def _may_take(self, job: Job) -> bool:
+        """Whether neither a limit nor what is kept for other classes stands in its way."""
+        return self._headroom.hold(job) is None and self._headroom.shares.kept(job) is None
 
     def _next(
         self,
@@ -181,11 +195,15 @@ class Dispatch:
             return bank not in kept
 
         def harmless(job: Job) -> bool:
+            if self._headroom.shares.kept(job) is not None:
+                return False
             limit_ms = job.spec.time_limit_ms
             ends_before = 0 < limit_ms <= reservation.start_at - at
             return (
                 ends_before
                 or job.spec.slots <= beside
+                # The reserved job cannot have these slots, wherever they are.
+                or self._headroom.shares.is_within_min(job)
                 or self._fleet.find(pool, Shape.of(job.placed), elsewhere) is not None
             )
 
@@ -210,7 +228,12 @@ class Dispatch:
     ) -> None:
         projection = self._projection
         cost_ms = projection.estimated_cost(job.placed)
-        tags = projection.fair.tags(projection.flow_of(job), cost_ms, self._state.policy)
+        flow = projection.flow_of(job)
+        tags = projection.fair.tags(flow, cost_ms, self._state.policy)
+        rule = self._state.policy.size_buckets(flow.workload_class, flow.pool)
+        bucket = bucket_in_flow(self._state.policy, job)
+        gpus = sum(self._state.workers[name].slot.kind == "gpu" for name in slots)
+        may_use = projection.may_use(job.placed, gpus)
         emit(
             e.AttemptAssigned(
                 job=job.next_id,
@@ -222,6 +245,9 @@ class Dispatch:
                 cost_ms=cost_ms,
                 weight=tags.weight,
                 backfill=backfill,
+                turns=() if rule is None else turns_after(rule, flow.turns, bucket),
+                gpu_ms=may_use.gpu_ms,
+                money_micros=may_use.money_micros,
             )
         )
 
@@ -234,7 +260,7 @@ class Dispatch:
         job = self._state.jobs.get(reservation.job)
         keeps = (
             job is not None
-            and job.is_offered
+            and job.in_queue
             and job.placed.pool == pool
             and self._state.policy.discipline(pool) != "fifo"
             and not self._is_held(job)

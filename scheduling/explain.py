@@ -11,9 +11,13 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Job, State, Worker
+from scheduling.aside import state_word, waited_for
 from scheduling.headroom import Headroom
+from scheduling.long_runs import LONG
 from scheduling.placement import Fleet, Shape, trouble
-from scheduling.queues import Waiting
+from scheduling.queues import bucket_in_flow, in_order
+
+DEPENDENCIES_SHOWN = 3
 
 
 class Explainer:
@@ -36,21 +40,42 @@ class Explainer:
             return self._held(job)
         if job.state is not JobState.PENDING:
             return ""
+        if job.aside_since is not None:
+            return self._aside(job)
+        if job.array is not None and job.array.suspended:
+            return f"{job.array.begun} of its members are underway, as many as it allows"
         reason = self._waits_for(job)
         return f"{reason} (again: {job.reason})" if job.reason else reason
 
     def is_overdue(self, job: Job) -> bool:
         """Whether it waits for its first start for longer than the policy finds right."""
         target_ms = self._state.policy.wait_target_ms(job.placed.flow)
-        waited_ms = self._now_ms - job.submitted_at
-        return job.state.queued and not job.attempts and 0 < target_ms < waited_ms
+        waited_ms = self._now_ms - job.queued_since
+        waits = job.is_waiting or job.state is JobState.HELD
+        return waits and not job.attempts and 0 < target_ms < waited_ms
 
     def _held(self, job: Job) -> str:
         if not job.wakes_at:
             return job.reason or "held"
-        left_ms = job.wakes_at - self._now_ms
-        when = f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
-        return f"{job.reason} {when}"
+        return f"{job.reason} {self._in(job.wakes_at)}"
+
+    def _in(self, at_ms: int) -> str:
+        left_ms = at_ms - self._now_ms
+        return f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
+
+    def _aside(self, job: Job) -> str:
+        """For whose end it stands aside, and how these stand now, and until when at least."""
+        waited = [
+            f"{each} ({state_word(self._state, each.job)})" for each in waited_for(self._state, job)
+        ]
+        waited += [path for path in job.spec.after_artifacts if path not in self._state.artifacts]
+        named = waited[:DEPENDENCIES_SHOWN]
+        more = len(waited) - len(named)
+        begin = f"begins {self._in(job.wakes_at)}" if job.wakes_at > self._now_ms else ""
+        if not named:
+            return begin or "is about to enter its queue"
+        others = f"waits for {', '.join(named)}{f' and {more} more' if more else ''}"
+        return f"{others}; {begin}" if begin else others
 
     def _waits_for(self, job: Job) -> str:
         spec, shape = job.placed, Shape.of(job.placed)
@@ -62,19 +87,28 @@ class Explainer:
         ahead = self._places.get(job.id, 0)
         flow = self._state.flows[spec.flow]
         before = f"{ahead} before it in {spec.organization}/{spec.workload_class}" if ahead else ""
-        if flow.limit:
-            return "; ".join(part for part in (before, flow.blocked) if part)
-        if before:
-            return before
+        if before and self._state.policy.size_buckets(spec.workload_class, spec.pool) is not None:
+            before += f" (by size: it is of bucket {1 + bucket_in_flow(self._state.policy, job)})"
         hold = self._headroom.hold(job)
+        if flow.limit:
+            # Several limits may hold it; that of which the flow was told may have room by now.
+            held = flow.blocked if hold is None else hold.reason
+            return "; ".join(part for part in (before, held) if part)
+        if before:
+            is_long = hold is not None and hold.limit.startswith(LONG)
+            return f"{before}; {hold.reason}" if hold is not None and is_long else before
         if hold is not None:
             return f"next of its flow; {hold.reason}"
         if self._fleet.find(spec.pool, shape, lambda bank: True) is not None:
-            return "next of its flow; starts when its flow's turn comes"
+            lent = self._headroom.shares.lent(job)
+            turn = "next of its flow; starts when its flow's turn comes"
+            return f"{turn}: {lent}" if lent else turn
         if spec.worker:
             return self._pinned(self._state.workers[WorkerName(spec.worker)])
         slots = "a slot" if spec.slots == 1 else f"{spec.slots} slots of one node"
-        return f"next of its flow; {slots} must become free"
+        needs = f"next of its flow; {slots} must become free"
+        lent = self._headroom.shares.lent(job)
+        return f"{needs}; {lent}" if lent else needs
 
     def _unserved(self, job: Job) -> str:
         """What no serving slot offers now."""
@@ -86,6 +120,8 @@ class Explainer:
             problem = trouble(self._state, worker)
             if not problem and worker.pool != spec.pool:
                 problem = f"{spec.worker} serves pool {worker.pool or 'none'}, not {spec.pool}"
+            if not problem and worker.node in spec.exclude:
+                problem = f"it excludes {worker.node}, the node of {spec.worker}"
             return problem or f"{spec.worker} and its node lack the slots that it needs"
         workers = [w for w in self._state.workers.values() if w.pool == spec.pool]
         serving = [w for w in workers if not trouble(self._state, w)]
@@ -104,28 +140,31 @@ class Explainer:
 def _places(projection: Projection) -> dict[JobId, int]:
     """How many jobs of its flow go before each waiting job.
 
-    Jobs pinned to one worker go in order of their names among themselves; all others in
-    order of arrival.
+    By priority; among equals those pinned to one worker go in order of their names, all others in
+    order of arrival, or as their size buckets take turns.
     """
-    queues: dict[tuple[FlowId, str], list[Waiting]] = {}
+    queues: dict[tuple[FlowId, str], list[Job]] = {}
     for job in projection.state.jobs.values():
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             spec = job.placed
-            queues.setdefault((spec.flow, spec.worker), []).append(Waiting.of(job))
+            queues.setdefault((spec.flow, spec.worker), []).append(job)
     return {
-        waiting.job: place
-        for queue in queues.values()
-        for place, waiting in enumerate(sorted(queue))
+        job.id: place
+        for (flow, _), queue in queues.items()
+        for place, job in enumerate(in_order(projection.state, flow, queue))
     }
 
 
-def jobs_ahead(state: State, job: Job) -> int:
-    """How many jobs of its flow go before one waiting job, as ``Explainer`` counts. O(jobs)."""
-    spec, place = job.placed, Waiting.of(job)
-    return sum(
-        1
+def jobs_ahead(state: State, job: Job) -> list[JobId]:
+    """Which jobs of its flow go before one waiting job, as ``Explainer`` counts, in their order.
+
+    O(jobs).
+    """
+    spec = job.placed
+    waiting = [
+        other
         for other in state.jobs.values()
-        if other.state is JobState.PENDING
-        and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
-        and Waiting.of(other) < place
-    )
+        if other.in_queue and (other.placed.flow, other.placed.worker) == (spec.flow, spec.worker)
+    ]
+    ids = [other.id for other in in_order(state, spec.flow, waiting)]
+    return ids[: ids.index(job.id)]

@@ -5,7 +5,8 @@ wait and no limit holds either, their charged service per weight (the movement o
 may differ over any part of that time by at most the largest charge of each. Reported is the
 worst difference as a fraction of that. Estimates that are wrong, jobs that need different
 slots, backfill and a flow that was just freed from its limit may lead beyond 1. Pools in a
-fixed order have no such bound. Pure integers; memory is bounded by ``FLOWS_MAX``.
+fixed order have no such bound, nor have flows of two classes in a pool that owes classes slots.
+Pure integers; memory is bounded by ``FLOWS_MAX``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from fractions import Fraction
 import msgspec
 
 from ledger import events as e
-from ledger.events import JobState
 from ledger.fair_state import Flow, charge
 from ledger.names import FlowId
 from ledger.state import Job
@@ -85,7 +85,7 @@ class Gaps:
 
     def _note_charge(self, job: Job) -> None:
         """What one that waits would be charged."""
-        if job.state is not JobState.PENDING:
+        if not job.in_queue:
             return
         projection = self._followed.projection
         flow = projection.state.flows[job.placed.flow]
@@ -111,10 +111,12 @@ class Gaps:
         is_fair = policy.discipline(flow.pool) in ("wfq", "sfq")
         if is_owed and is_fair:
             if flow.id not in compared and len(compared) < FLOWS_MAX:
+                is_divided = policy.pool(flow.pool).is_divided
                 strict = policy.is_strict(flow.workload_class)
                 for other in compared:
                     known = self._followed.state.flows[other]
-                    if policy.is_strict(known.workload_class) is strict:
+                    is_apart = is_divided and known.workload_class != flow.workload_class
+                    if policy.is_strict(known.workload_class) is strict and not is_apart:
                         self._windows[_pair(flow.id, other)] = _Window()
                 compared[flow.id] = None
         elif flow.id in compared:

@@ -75,9 +75,9 @@ class Health:
 
     def update_job(self, job: Job) -> None:
         """Take over whether ``job`` waits."""
-        if (job.state is JobState.PENDING) == (job.id in self._commands):
+        if job.in_queue == (job.id in self._commands):
             return
-        if job.state is JobState.PENDING:
+        if job.in_queue:
             command = self._commands[job.id] = command_of(job.spec)
             self._copies.setdefault(command, set()).add(job.id)
             return

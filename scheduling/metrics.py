@@ -17,7 +17,7 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId, flow_parts
 from ledger.state import Attempt, Job, Phase
 from scheduling.followed import Followed
-from scheduling.waits import first_start, wait_ms
+from scheduling.waits import first_start, queue_wait_ms
 
 DIMENSIONS = ("org", "class", "pool")
 
@@ -167,7 +167,7 @@ class Metrics:
 
     def _is_overdue(self, job: Job, now_ms: int) -> bool:
         target_ms = self._followed.state.policy.wait_target_ms(job.placed.flow)
-        return 0 < target_ms < wait_ms(job, now_ms)
+        return job.aside_since is None and 0 < target_ms < queue_wait_ms(job, now_ms)
 
     def _note(self, job: Job, *, counts: bool) -> None:
         """Take over what became of the job; ``counts``: it is of the time that is asked for."""
@@ -176,7 +176,7 @@ class Metrics:
         if not known.started and first_start(job) is not None:
             known.started = True
             group.started += 1
-            group.waits.add(wait_ms(job, self._followed.state.at))
+            group.waits.add(queue_wait_ms(job, self._followed.state.at))
             group.overdue += self._is_overdue(job, self._followed.state.at)
         self._note_end(job, known, group)
         for attempt in job.attempts:

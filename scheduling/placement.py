@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from sortedcontainers import SortedDict, SortedList
@@ -26,14 +27,20 @@ class Shape(NamedTuple):
     gpu_type: str
     gpu_memory_bytes: int
     worker: str
+    exclude: tuple[NodeName, ...]
 
     @staticmethod
     def of(spec: JobSpec) -> Shape:
-        return Shape(spec.slots, spec.gpu_type.lower(), spec.gpu_memory_bytes, spec.worker)
+        gpu_type, exclude = spec.gpu_type.lower(), tuple(sorted(set(spec.exclude)))
+        return Shape(spec.slots, gpu_type, spec.gpu_memory_bytes, spec.worker, exclude)
 
-    def accepts(self, gpu_name: str, gpu_memory_bytes: int) -> bool:
-        """Whether a slot with this GPU would do (name by part, memory at least)."""
-        return self.gpu_type in gpu_name.lower() and gpu_memory_bytes >= self.gpu_memory_bytes
+    def accepts(self, node: NodeName, gpu_name: str, gpu_memory_bytes: int) -> bool:
+        """Whether a slot of that node with this GPU would do (name by part, memory at least)."""
+        return (
+            self.gpu_type in gpu_name.lower()
+            and gpu_memory_bytes >= self.gpu_memory_bytes
+            and node not in self.exclude
+        )
 
 
 class BankKey(NamedTuple):
@@ -52,8 +59,21 @@ class Bank:
         self.key = key
         self.serving: set[WorkerName] = set()
         self.free: SortedList[WorkerName] = SortedList(key=natural)
+        self._free: set[WorkerName] = set()
+
+    def set_free(self, name: WorkerName, *, is_free: bool) -> None:
+        """Whether the slot takes a job. O(1) where that was known, else O(log slots)."""
+        if is_free == (name in self._free):
+            return
+        if is_free:
+            self.free.add(name)
+            self._free.add(name)
+        else:
+            self.free.remove(name)
+            self._free.remove(name)
 
 
+@lru_cache(maxsize=100_000)
 def natural(name: str) -> tuple[str, int]:
     """Sort key by which ``gpu2`` comes before ``gpu10``."""
     match = re.fullmatch(r"(.*?)([0-9]*)", name)
@@ -87,34 +107,47 @@ class Fleet:
         self._state = state
         self._banks: dict[str, SortedDict[BankKey, Bank]] = {}
         self._place: dict[WorkerName, tuple[str, Bank]] = {}
+        self._serves: dict[str, dict[Shape, bool]] = {}
+        """By pool, what was asked since its serving slots last changed."""
         for name in state.workers:
             self.refresh(name)
 
     def refresh(self, name: WorkerName) -> set[str]:
         """Take over what the state says of one worker now; returns the pools concerned."""
         worker = self._state.workers[name]
+        slot = worker.slot
+        key = BankKey(slot.gpu_memory_bytes, worker.node, slot.gpu_name, slot.kind)
+        place = self._place.get(name)
         serving = bool(worker.pool) and not trouble(self._state, worker)
-        pools = {worker.pool, self._remove(name)}
-        if serving:
-            slot = worker.slot
-            key = BankKey(slot.gpu_memory_bytes, worker.node, slot.gpu_name, slot.kind)
-            banks = self._banks.get(worker.pool)
-            if banks is None:
-                banks = self._banks[worker.pool] = SortedDict()
-            bank = banks.get(key)
-            if bank is None:
-                bank = banks[key] = Bank(key)
-            bank.serving.add(name)
-            if worker.occupant is None and worker.cursor == worker.next_message:
-                bank.free.add(name)
-            self._place[name] = (worker.pool, bank)
+        if place is None or not serving or place[1].key != key or place[0] != worker.pool:
+            pools = {worker.pool, self._remove(name)}
+            if not serving:
+                return pools
+            place = self._add(name, worker.pool, key)
+        else:
+            pools = {worker.pool}
+        is_free = worker.occupant is None and worker.cursor == worker.next_message
+        place[1].set_free(name, is_free=is_free)
         return pools
+
+    def _add(self, name: WorkerName, pool: str, key: BankKey) -> tuple[str, Bank]:
+        banks = self._banks.get(pool)
+        if banks is None:
+            banks = self._banks[pool] = SortedDict()
+        bank = banks.get(key)
+        if bank is None:
+            bank = banks[key] = Bank(key)
+        bank.serving.add(name)
+        self._serves.pop(pool, None)
+        place = self._place[name] = (pool, bank)
+        return place
 
     def _remove(self, name: WorkerName) -> str:
         pool, bank = self._place.pop(name, ("", None))
         if bank is not None:
             bank.serving.discard(name)
-            bank.free.discard(name)
+            bank.set_free(name, is_free=False)
+            self._serves.pop(pool, None)
             if not bank.serving:
                 del self._banks[pool][bank.key]
         return pool
@@ -126,17 +159,30 @@ class Fleet:
         """Slots that serve the pool, free or not. O(banks)."""
         return sum(len(bank.serving) for bank in self._banks.get(pool, {}).values())
 
+    def free(self, pool: str) -> int:
+        """Slots that could be taken now. O(banks)."""
+        return sum(len(bank.free) for bank in self._banks.get(pool, {}).values())
+
+    def has_gpus(self, pool: str) -> bool:
+        """Whether slots that serve the pool are GPUs. O(banks)."""
+        return any(key.kind == "gpu" for key in self._banks.get(pool, ()))
+
     def serves(self, pool: str, shape: Shape) -> bool:
-        """Whether the shape would fit if every serving slot were free."""
-        return any(True for _ in self.candidates(pool, shape))
+        """Whether the shape would fit if every serving slot were free. Amortised O(1)."""
+        known = self._serves.setdefault(pool, {})
+        answer = known.get(shape)
+        if answer is None:
+            answer = known[shape] = any(True for _ in self.candidates(pool, shape))
+        return answer
 
     def candidates(self, pool: str, shape: Shape) -> Iterator[Bank]:
         """Banks that would hold the shape if they were wholly free, by preference."""
         for bank in self._banks.get(pool, {}).values():
             if shape.worker and shape.worker not in bank.serving:
                 continue
+            key = bank.key
             if len(bank.serving) >= shape.slots and shape.accepts(
-                bank.key.gpu_name, bank.key.gpu_memory_bytes
+                key.node, key.gpu_name, key.gpu_memory_bytes
             ):
                 yield bank
 

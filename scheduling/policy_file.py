@@ -10,6 +10,7 @@ way back.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ledger.errors import RequestError
 from ledger.names import NAME, FlowId
@@ -19,16 +20,22 @@ from ledger.policy import (
     SHARES,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
+    LongJobs,
     Organization,
     Policy,
     Pool,
+    Price,
     RetryRule,
+    SizeBuckets,
     WorkloadClass,
 )
 from scheduling.policy_document import read_document
-from scheduling.policy_table import NAME_FORM, Table, Value
+from scheduling.policy_table import NAME_FORM, Table, Value, nearest
+
+Names = tuple[str, ...]
 
 API_KEYS = (
     "requests_per_minute",
@@ -45,6 +52,7 @@ FLOW_SPELT_OUT = "organization_id + workload_class"
 BACKOFF = "exponential_with_jitter"
 
 OUTPUT_FACTOR_MAX = 1_000
+BOUNDS_MAX = 7
 BUDGET_MAX_PERCENT = 1_000
 
 
@@ -68,15 +76,17 @@ def _policy(file: Table) -> Policy:
         for name, value in _tables(file, "organizations", "a table: [organizations.NAME]").named()
     }
     _check_members(file, organizations)
+    stated = _tables(file, "classes", "a table: [classes.NAME]").named()
+    names = tuple(dict.fromkeys([*CLASSES, *(name for name, _ in stated)]))
     classes = dict(Policy().classes)
-    stated = _tables(file, "classes", "a table: [classes.NAME]").named(CLASSES)
     for name, value in stated:
-        classes[name] = _workload_class(value, classes[name].weight)
+        weight = classes.get(name, WorkloadClass()).weight
+        classes[name] = _workload_class(value, weight, names)
     for name, value in stated:
         _check_demotion(value, classes, classes[name].demote_to)
-    pools = dict(_pools(file))
+    pools = dict(_pools(file, names))
     flows = dict(
-        _flow(key, value)
+        _flow(key, value, names)
         for key, value in _tables(file, "flows", 'a table: [flows."ORG/CLASS/POOL"]').items()
     )
     default = file.find("default_organization")
@@ -133,15 +143,18 @@ def _check_members(file: Table, organizations: dict[str, Organization]) -> None:
 # --- classes
 
 
-def _workload_class(value: Value, weight: int) -> WorkloadClass:
+def _workload_class(value: Value, weight: int, classes: Names) -> WorkloadClass:
+    """``weight``: where it says none; ``classes``: all that there are."""
     table = value.table()
     read = WorkloadClass(
         weight=table.get(weight, Value.weight, "weight"),
         allow=table.get((), _allow_rules, "allow"),
-        demote_to=table.get("", _demote_to, "otherwise"),
+        demote_to=table.get("", partial(_demote_to, classes=classes), "otherwise"),
         strict=table.get(False, Value.flag, "strict"),
         wait_target_ms=table.get(0, Value.duration_ms, "wait_target"),
         quantum_ms=table.get(0, Value.duration_ms, "quantum"),
+        size_buckets=table.get(None, _size_buckets, "size_buckets"),
+        long_jobs=table.get(None, _long_jobs, "long_jobs"),
         limits=table.get(WorkloadClass().limits, _limits, "limits"),
     )
     table.close()
@@ -165,6 +178,35 @@ def _lacks_of_strict(read: WorkloadClass) -> list[str]:
     return [name for name, there in has.items() if not there]
 
 
+def _size_buckets(value: Value) -> SizeBuckets:
+    table = value.table()
+    bounds = table.find("bounds")
+    if bounds is None:
+        raise table.missing("'bounds' in it")
+    rule = SizeBuckets(
+        bounds_ms=tuple(each.duration_ms() for each in bounds.entries("a list of times")),
+        small_first=table.get(SizeBuckets().small_first, Value.count, "small_first"),
+    )
+    table.close()
+    if not 0 < len(rule.bounds_ms) <= BOUNDS_MAX or list(rule.bounds_ms) != sorted(
+        set(rule.bounds_ms)
+    ):
+        raise bounds.clash(f"1 to {BOUNDS_MAX} times, each longer than the one before")
+    return rule
+
+
+def _long_jobs(value: Value) -> LongJobs:
+    table = value.table()
+    rule = LongJobs(
+        above_ms=table.get(0, Value.duration_ms, "above"),
+        max_running=table.get(0, Value.count, "max_running"),
+    )
+    table.close()
+    if not rule.above_ms or not rule.max_running:
+        raise value.clash("both 'above' and 'max_running'")
+    return rule
+
+
 def _allow_rules(value: Value) -> tuple[AllowRule, ...]:
     return tuple(_allow_rule(each) for each in value.entries("a list of tables"))
 
@@ -183,8 +225,8 @@ def _allow_rule(value: Value) -> AllowRule:
     return rule
 
 
-def _demote_to(value: Value) -> str:
-    forms = [REJECT, *(DEMOTE + name for name in CLASSES)]
+def _demote_to(value: Value, classes: Names) -> str:
+    forms = [REJECT, *(DEMOTE + name for name in classes)]
     return value.one_of(forms).removeprefix(REJECT).removeprefix(DEMOTE)
 
 
@@ -198,17 +240,17 @@ def _check_demotion(value: Value, classes: dict[str, WorkloadClass], demote_to: 
 # --- pools
 
 
-def _pools(file: Table) -> Iterator[tuple[str, Pool]]:
+def _pools(file: Table, classes: Names) -> Iterator[tuple[str, Pool]]:
     """Pools as tables by name, or as a list of tables of which each says its name."""
     found = file.find("pools")
     if found is not None and isinstance(found.plain, list):
-        yield from _listed_pools(found)
+        yield from _listed_pools(found, classes)
     elif found is not None:
         for name, value in found.table("a table [pools.NAME], or a list").named():
-            yield name, _pool(value.table())
+            yield name, _pool(value.table(), classes)
 
 
-def _listed_pools(value: Value) -> Iterator[tuple[str, Pool]]:
+def _listed_pools(value: Value, classes: Names) -> Iterator[tuple[str, Pool]]:
     names = set()
     for each in value.entries():
         table = each.table()
@@ -221,10 +263,10 @@ def _listed_pools(value: Value) -> Iterator[tuple[str, Pool]]:
         if name in names:
             raise named.clash(f"each pool once: {name!r} stands above already")
         names.add(name)
-        yield name, _pool(table, is_provider="provider" in table)
+        yield name, _pool(table, classes, is_provider="provider" in table)
 
 
-def _pool(table: Table, *, is_provider: bool = False) -> Pool:
+def _pool(table: Table, classes: Names, *, is_provider: bool = False) -> Pool:
     """``is_provider``: the pool stands for an external service, whatever else it says."""
     limits, api = _pool_limits(table)
     scheduler = table.find("scheduler")
@@ -233,14 +275,26 @@ def _pool(table: Table, *, is_provider: bool = False) -> Pool:
         workers=table.get((), Value.name_patterns, "workers"),
         discipline=order.get("wfq", _discipline, "discipline", "algorithm"),
         share=order.get("organization", _share, "share", "flow"),
-        class_weights=order.get({}, _class_weights, "weights"),
-        queue_age_ms=_queue_ages(order),
+        class_weights=order.get({}, partial(_class_weights, classes=classes), "weights"),
+        class_slots=table.get({}, partial(_class_slots, classes=classes), "class_slots"),
+        queue_age_ms=_queue_ages(order, classes),
+        long_jobs=table.get(None, _long_jobs, "long_jobs"),
         limits=limits,
         api=ApiLimits() if api is None and is_provider else api,
         retry=table.get(Pool().retry, _retry, "retry"),
+        memory_threshold_bytes=table.get(0, Value.size_bytes, "gpu_memory_threshold"),
+        price=table.get(Pool().price, _price, "price"),
     )
     order.close()
     table.close()
+    if pool.discipline == "fifo" and any(
+        own.min or own.nominal for own in pool.class_slots.values()
+    ):
+        raise table.at("class_slots").clash(
+            "only 'max' in it, or another discipline: fifo asks for nothing but arrival"
+        )
+    if pool.api is None and "price" in table:
+        raise table.at("price").clash("'api' beside it: what has a price is a call of a service")
     return pool
 
 
@@ -257,17 +311,37 @@ def _share(value: Value) -> str:
     return "flow"
 
 
-def _class_weights(value: Value) -> dict[str, int]:
-    return {name: each.weight() for name, each in value.table().named(CLASSES)}
+def _class_weights(value: Value, classes: Names) -> dict[str, int]:
+    return {name: each.weight() for name, each in value.table().named(classes)}
 
 
-def _queue_ages(order: Table) -> dict[str, int]:
+def _class_slots(value: Value, classes: Names) -> dict[str, ClassSlots]:
+    return {name: _slots_of_class(each) for name, each in value.table().named(classes)}
+
+
+def _slots_of_class(value: Value) -> ClassSlots:
+    table = value.table()
+    read = ClassSlots(
+        min=table.get(0, Value.count, "min"),
+        nominal=table.get(0, Value.count, "nominal"),
+        max=table.get(0, Value.count, "max"),
+    )
+    table.close()
+    said = [slots for slots in (read.min, read.nominal, read.max) if slots]
+    if not said:
+        raise value.clash("at least one of min, nominal, max")
+    if said != sorted(said):
+        raise value.clash("min, nominal and max in this order of size")
+    return read
+
+
+def _queue_ages(order: Table, classes: Names) -> dict[str, int]:
     found = order.find("queue_age", "max_queue_age_seconds")
     if found is None:
         return {}
     in_seconds = found.path[-1] == "max_queue_age_seconds"
     read = Value.seconds_ms if in_seconds else Value.duration_ms
-    return {name: read(each) for name, each in found.table().named(CLASSES)}
+    return {name: read(each) for name, each in found.table().named(classes)}
 
 
 def _pool_limits(table: Table) -> tuple[Limits, ApiLimits | None]:
@@ -303,6 +377,17 @@ def _output_factor(value: Value) -> int:
     return value.count(1, OUTPUT_FACTOR_MAX)
 
 
+def _price(value: Value) -> Price:
+    table = value.table()
+    price = Price(
+        request_micros=table.get(0, Value.money_micros, "request"),
+        input_micros=table.get(0, Value.money_micros, "input_1000_tokens"),
+        output_micros=table.get(0, Value.money_micros, "output_1000_tokens"),
+    )
+    table.close()
+    return price
+
+
 def _retry(value: Value) -> RetryRule:
     table = value.table()
     rule = RetryRule(
@@ -323,13 +408,14 @@ def _budget_percent(value: Value) -> int:
 # --- flows and limits
 
 
-def _flow(key: str, value: Value) -> tuple[FlowId, FlowAgreement]:
+def _flow(key: str, value: Value, classes: Names) -> tuple[FlowId, FlowAgreement]:
     parts = key.split("/")
     form = 'a flow: "ORGANIZATION/CLASS/POOL", three names'
     if len(parts) != 3 or not all(NAME.fullmatch(part) for part in parts):
         raise value.clash(form)
-    if parts[1] not in CLASSES:
-        raise value.clash(f"{form}, the second one of {', '.join(CLASSES)}")
+    if parts[1] not in classes:
+        near = nearest(parts[1], classes)
+        raise value.clash(f"{form}, the second one of {', '.join(classes)}{near}")
     table = value.table()
     agreement = FlowAgreement(
         wait_target_ms=table.get(0, Value.duration_ms, "wait_target"),
@@ -355,6 +441,9 @@ def _limits_of(table: Table) -> Limits:
         submissions_burst=table.get(0, Value.count, "submissions_burst"),
         queue_length=table.get(0, Value.count, "queue_length"),
         queue_age_ms=table.get(0, Value.duration_ms, "queue_age"),
+        gpu_memory_bytes=table.get(0, Value.size_bytes, "gpu_memory"),
+        gpu_seconds_per_day=table.get(0, Value.count, "gpu_seconds_per_day"),
+        money_per_day_micros=table.get(0, Value.money_micros, "money_per_day"),
     )
     if limits.submissions_burst and not limits.submissions_per_minute:
         raise table.at("submissions_burst").clash("'submissions_per_minute' beside it")

@@ -18,9 +18,11 @@ from ledger.policy import WEIGHT_ONE
 from ledger.timings import SECOND_MS
 from scheduling.duration import DURATION_MAX_MS, parse_units
 from scheduling.policy_document import Document, Path
+from scheduling.quantities import MICROS, parse_bytes, to_micros
 
 WEIGHT_MAX = 1_000_000
 COUNT_MAX = 1_000_000_000
+MONEY_MAX = 1_000_000_000
 
 NAME_FORM = "a name of 1 to 63 characters of a-z, 0-9 and '-'"
 TEXT_MAX_CHARACTERS = 200
@@ -68,7 +70,7 @@ class Value(NamedTuple):
         words = tuple(known)
         if isinstance(self.plain, str) and self.plain in words:
             return self.plain
-        raise self.fault(f"one of {', '.join(words)}", _nearest(self.plain, words))
+        raise self.fault(f"one of {', '.join(words)}", nearest(self.plain, words))
 
     def flag(self) -> bool:
         if isinstance(self.plain, bool):
@@ -102,6 +104,22 @@ class Value(NamedTuple):
     def seconds_ms(self) -> int:
         """A whole number of seconds, in milliseconds."""
         return self.count(1, DURATION_MAX_MS // SECOND_MS) * SECOND_MS
+
+    def size_bytes(self) -> int:
+        """An amount of memory, in bytes."""
+        found = parse_bytes(self.plain) if isinstance(self.plain, str) else None
+        if found is None:
+            raise self.fault("a size such as 40G, 40GB or 40GiB")
+        return found
+
+    def money_micros(self) -> int:
+        """An amount of money, in millionths of its unit."""
+        plain = self.plain
+        if isinstance(plain, int | Decimal) and not isinstance(plain, bool):
+            micros = to_micros(plain)
+            if micros is not None and 1 <= micros <= MONEY_MAX * MICROS:
+                return micros
+        raise self.fault(f"a number from 0.000001 to {MONEY_MAX} with at most six decimals")
 
     def slots(self) -> tuple[int, int]:
         """A number of slots and a share of the pool in percent; 0 for what is not said."""
@@ -178,7 +196,7 @@ class Table:
         """All entries, each key a name, and one of ``known`` where that is given."""
         for key in self._entries:
             if known is not None and key not in known:
-                raise self.at(key).clash(f"one of {', '.join(known)}{_nearest(key, known)}")
+                raise self.at(key).clash(f"one of {', '.join(known)}{nearest(key, known)}")
             if not NAME.fullmatch(key):
                 raise self.at(key).clash(NAME_FORM)
         return self.items()
@@ -195,14 +213,15 @@ class Table:
         for key in self._entries:
             if key not in self._known:
                 known = tuple(self._known)
-                raise self.at(key).clash(f"one of {', '.join(known)}{_nearest(key, known)}")
+                raise self.at(key).clash(f"one of {', '.join(known)}{nearest(key, known)}")
 
 
 def _is_line(text: str) -> bool:
     return 0 < len(text) <= TEXT_MAX_CHARACTERS and text.isprintable()
 
 
-def _nearest(word: Any, known: tuple[str, ...]) -> str:
+def nearest(word: Any, known: tuple[str, ...]) -> str:
+    """The end of a message that ``word`` is none of those; empty where none is near."""
     near = get_close_matches(word, known, n=1) if isinstance(word, str) else []
     return f"; did you mean {near[0]!r}?" if near else ""
 

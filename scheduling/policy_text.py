@@ -13,16 +13,20 @@ from ledger.policy import (
     WEIGHT_ONE,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
+    LongJobs,
     Organization,
     Policy,
     Pool,
+    Price,
     RetryRule,
     WorkloadClass,
 )
 from scheduling.duration import format_units
 from scheduling.policy_file import DEMOTE
+from scheduling.quantities import format_bytes, money
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -90,6 +94,11 @@ def _workload_class(known: WorkloadClass) -> Fields:
         fields["strict"] = "true"
     if known.quantum_ms:
         fields["quantum"] = _duration(known.quantum_ms)
+    if known.size_buckets is not None:
+        bounds = _list(map(_duration, known.size_buckets.bounds_ms))
+        rule = {"bounds": bounds, "small_first": str(known.size_buckets.small_first)}
+        fields["size_buckets"] = _inline(rule)
+    fields |= _long_jobs(known.long_jobs)
     return {**fields, **_wait_target(known.wait_target_ms), **_limits(known.limits)}
 
 
@@ -117,14 +126,22 @@ def _pool(pool: Pool) -> Fields:
     if pool.class_weights:
         weights = {name: weight_text(weight) for name, weight in pool.class_weights.items()}
         fields["weights"] = _inline(weights)
+    if pool.class_slots:
+        slots = {name: _inline(_class_slots(own)) for name, own in pool.class_slots.items()}
+        fields["class_slots"] = _inline(slots)
     if pool.queue_age_ms:
         ages = {name: _duration(age_ms) for name, age_ms in pool.queue_age_ms.items()}
         fields["queue_age"] = _inline(ages)
+    fields |= _long_jobs(pool.long_jobs)
     fields |= _limits(pool.limits)
     if pool.api is not None:
         fields["api"] = _inline(_api(pool.api))
     if pool.retry != RetryRule():
         fields["retry"] = _inline(_retry(pool.retry))
+    if pool.memory_threshold_bytes:
+        fields["gpu_memory_threshold"] = text(format_bytes(pool.memory_threshold_bytes))
+    if pool.price != Price():
+        fields["price"] = _inline(price_fields(pool.price))
     return fields
 
 
@@ -136,6 +153,28 @@ def _api(api: ApiLimits) -> Fields:
         for key in api.__struct_fields__
         if getattr(api, key) != getattr(default, key)
     }
+
+
+def _long_jobs(rule: LongJobs | None) -> Fields:
+    if rule is None:
+        return {}
+    fields = {"above": _duration(rule.above_ms), "max_running": str(rule.max_running)}
+    return {"long_jobs": _inline(fields)}
+
+
+def _class_slots(own: ClassSlots) -> Fields:
+    """Its fields are called as in a file."""
+    return {key: str(getattr(own, key)) for key in own.__struct_fields__ if getattr(own, key)}
+
+
+def price_fields(price: Price) -> Fields:
+    """Each price as a file says it, of those that there are."""
+    micros = {
+        "request": price.request_micros,
+        "input_1000_tokens": price.input_micros,
+        "output_1000_tokens": price.output_micros,
+    }
+    return {key: money(each) for key, each in micros.items() if each}
 
 
 def _retry(rule: RetryRule) -> Fields:
@@ -150,12 +189,16 @@ def _limits(limits: Limits) -> Fields:
 
 def limit_fields(limits: Limits) -> Fields:
     """Each limit as a file says it; empty where there is none."""
+    memory_bytes = limits.gpu_memory_bytes
     return {
         "slots": _slots(limits),
         "submissions_per_minute": _count(limits.submissions_per_minute),
         "submissions_burst": _count(limits.submissions_burst),
         "queue_length": _count(limits.queue_length),
         "queue_age": _duration(limits.queue_age_ms) if limits.queue_age_ms else "",
+        "gpu_memory": text(format_bytes(memory_bytes)) if memory_bytes else "",
+        "gpu_seconds_per_day": _count(limits.gpu_seconds_per_day),
+        "money_per_day": money(limits.money_per_day_micros) if limits.money_per_day_micros else "",
     }
 
 

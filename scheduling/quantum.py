@@ -75,12 +75,12 @@ class Quanta:
         """Whether somebody else's job waits that would fit in its slots, and may start."""
         assert job.last is not None
         slots, pool = job.last.slots, job.placed.pool
-        gpu = self._state.workers[slots[0]].slot
+        worker = self._state.workers[slots[0]]
         shapes = [
             shape
             for shape in self._queues.shapes(pool)
             if shape.slots <= len(slots)
-            and shape.accepts(gpu.gpu_name, gpu.gpu_memory_bytes)
+            and shape.accepts(worker.node, worker.slot.gpu_name, worker.slot.gpu_memory_bytes)
             and shape.worker in ("", *slots)
         ]
 

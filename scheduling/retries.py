@@ -40,8 +40,11 @@ def is_retry_rule(text: str) -> bool:
     return text in ("failed", "oom", "timeout", "lost") or _RC.fullmatch(text) is not None
 
 
-def retry_of(projection: Projection, job: Job, at: int) -> e.JobRetried | None:
-    """The further attempt that a job gets whose last one has just ended, or None."""
+def retry_of(projection: Projection, job: Job, at: int) -> e.JobRetried | e.RetryDenied | None:
+    """The further attempt that a job gets whose last one has just ended, or None.
+
+    That its flow's budget is used up is said, as neither the job nor its pool shows it.
+    """
     last = job.last
     if last is None or job.cancel is not None or not _is_wanted(job.spec, job.state, last):
         return None
@@ -52,11 +55,15 @@ def retry_of(projection: Projection, job: Job, at: int) -> e.JobRetried | None:
     most = 1 + spec.retries
     if ended >= (min(most, rule.attempts_max) if rule.attempts_max else most):
         return None
-    if not last.excused and projection.retry_budget(spec.flow) < 1_000:
-        return None
     until = at + _backoff_ms(job.id, ended)
     if spec.deadline_at and until >= spec.deadline_at:
         return None
+    if projection.retry_budget(spec.flow) < 1_000:
+        reason = (
+            f"not tried again: the retry budget of its flow is used up, {rule.budget_percent} % of "
+            "its first attempts"
+        )
+        return e.RetryDenied(job=job.id, reason=reason)
     what = f"attempt {last.number} ended {job.state.value} (rc {last.rc})"
     return e.JobRetried(job=job.id, reason=f"{what}; tried again", until=until)
 

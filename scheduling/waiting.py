@@ -19,14 +19,14 @@ def next_waiting_due(policy: Policy, job: Job) -> int | None:
     return min((due for due in dues if due), default=None)
 
 
-def waiting_due(policy: Policy, job: Job, at: int) -> e.JobExpired | e.JobResumed:
-    """What becomes of it at ``at``, when that is due."""
+def waiting_due(policy: Policy, job: Job, at: int) -> e.JobExpired | e.JobResumed | None:
+    """What time makes of it at ``at``; None where it waits on."""
     if 0 < job.spec.deadline_at <= at:
         return e.JobExpired(job=job.id, reason=DEADLINE)
     too_old_at, reason = _too_old_at(policy, job)
     if 0 < too_old_at <= at:
         return e.JobExpired(job=job.id, reason=reason)
-    return e.JobResumed(job=job.id)
+    return e.JobResumed(job=job.id) if 0 < _wakes_at(job) <= at else None
 
 
 def _wakes_at(job: Job) -> int:
@@ -35,9 +35,9 @@ def _wakes_at(job: Job) -> int:
 
 def _too_old_at(policy: Policy, job: Job) -> tuple[int, str]:
     """When a job that never was assigned has waited for too long (0: never), and the rule."""
-    if job.attempts or job.state is not JobState.PENDING:
+    if job.attempts or not job.is_waiting:
         return 0, ""
     age_ms, whose = policy.queue_age_ms(job.placed.flow)
     if not age_ms:
         return 0, ""
-    return job.submitted_at + age_ms, f"{whose} lets no job wait longer than {age_ms // 1000} s"
+    return job.queued_since + age_ms, f"{whose} lets no job wait longer than {age_ms // 1000} s"

@@ -18,6 +18,8 @@ from ledger import events as e
 from ledger.events import JobState
 from ledger.names import FlowId, JobId
 from ledger.state import Job
+from scheduling.aside import waited_for
+from scheduling.class_shares import KEPT
 from scheduling.explain import jobs_ahead
 from scheduling.followed import Followed
 from scheduling.placement import Shape
@@ -29,15 +31,18 @@ class Heading(StrEnum):
     NO_DISPATCHER = "no dispatcher"
     NOT_POSTED = "not yet posted"
     HELD = "held or put off"
+    DEPENDENCY = "dependency"
+    BEGIN = "before its begin"
     ASSIGNED = "assigned, not started"
     NO_SLOT = "no serving slot"
     OWN_LIMIT = "own limit"
+    KEPT = "kept for another class"
     EARLIER_JOBS = "earlier jobs of its flow"
     POOL_LIMIT = "limit of the pool"
     OTHERS_TURN = "others' turn"
 
 
-_NEEDS_A_LEADER = frozenset(Heading) - {Heading.HELD, Heading.ASSIGNED}
+_NEEDS_A_LEADER = frozenset(Heading) - {Heading.HELD, Heading.BEGIN, Heading.ASSIGNED}
 
 
 class Stretch(msgspec.Struct, frozen=True):
@@ -137,14 +142,19 @@ class Wait:
             return Heading.HELD
         if job.state is not JobState.PENDING:
             return Heading.ASSIGNED
+        if job.aside_since is not None:
+            state, spec = self._followed.state, job.spec
+            waited = waited_for(state, job) or set(spec.after_artifacts) - state.artifacts.keys()
+            return Heading.DEPENDENCY if waited else Heading.BEGIN
         return self._pending(job)
 
     def _pending(self, job: Job) -> Heading:
         followed, spec = self._followed, job.placed
         if not followed.fleet.serves(spec.pool, Shape.of(spec)):
             return Heading.NO_SLOT
-        if followed.state.flows[spec.flow].limit:
-            return Heading.OWN_LIMIT
+        limit = followed.state.flows[spec.flow].limit
+        if limit:
+            return Heading.KEPT if limit.startswith(KEPT) else Heading.OWN_LIMIT
         if jobs_ahead(followed.state, job):
             return Heading.EARLIER_JOBS
         hold = followed.headroom.hold(job)
@@ -170,3 +180,8 @@ def waited_until(job: Job, now_ms: int) -> int:
 def wait_ms(job: Job, now_ms: int) -> int:
     """How long it waited, or has waited so far."""
     return max(0, waited_until(job, now_ms) - job.submitted_at)
+
+
+def queue_wait_ms(job: Job, now_ms: int) -> int:
+    """The part of it that did not pass before it could enter its queue."""
+    return max(0, waited_until(job, now_ms) - job.queued_since)

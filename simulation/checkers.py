@@ -255,6 +255,7 @@ class Truth:
                 raise Breach(f"job {acknowledged} was acknowledged and is lost")
         for run in self.runs:
             self._check_run(state, run, disks)
+            self._check_order(state, run)
         for job_id, at_ms in self.cancelled.items():
             self._check_cancel(state, job_id, at_ms)
         ran = {run.job for run in self.runs}
@@ -267,6 +268,19 @@ class Truth:
                 _check_members(state, job)
             if job.state is JobState.COMPLETED and job.last is not None and job.last.rc != 0:
                 raise Breach(f"job {job_id} is COMPLETED with rc {job.last.rc}")
+
+    def _check_order(self, state: State, run: Run) -> None:
+        """What waits for another's success ran after that, and nothing before its begin."""
+        spec = state.jobs[JobId(run.job)].spec
+        if run.began_ms < spec.begin_at - CLOCK_ERROR_MAX_MS:
+            raise Breach(f"{run.job}.{run.attempt} ran before {spec.begin_at}")
+        for each in spec.after:
+            if each.end == "ok" and not any(
+                other.job == each.job and other.rc == 0 and (other.ended_ms or 0) <= run.began_ms
+                for other in self.runs
+                if other.ended_ms is not None
+            ):
+                raise Breach(f"{run.job}.{run.attempt} ran before {each.job} had succeeded")
 
     def _check_cancel(self, state: State, job_id: JobId, at_ms: int) -> None:
         """No job is assigned long after its cancel was acknowledged, and somebody led."""

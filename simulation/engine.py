@@ -9,9 +9,6 @@ arrive in the workload's order, then the page is decided.
 
 An attempt starts at the instant of its assignment; its ``start`` is posted in the next page,
 which is made in time for whatever rests on it. A job whose slot is withdrawn runs to its end.
-
-What a job may be refused for follows from what it asks for and from the workers, so that is
-asked once for each kind of job and set of workers; everything else is decided anew each page.
 """
 
 from __future__ import annotations
@@ -25,18 +22,15 @@ import msgspec
 from ledger import events as e
 from ledger.keys import FactKey
 from ledger.names import BASE32, Epoch, JobId, Seq, WorkerName, WriterName
-from ledger.policy import Limits, Policy
+from ledger.policy import Policy
 from ledger.projection import Projection
 from ledger.state import State, Worker
-from scheduling.admission import RUN_MAX_MS, refusal
 from scheduling.decide import Scheduler
 from simulation.workload import Presence, SimJob, Workload
 
 _LEADER = WriterName("dispatcher-simulation~aaaaaaaa")
 _CLIENT = WriterName("cli-simulation~aaaaaaaa")
 _EPOCH = Epoch(1)
-
-_Kind = tuple[int | str, ...]
 
 
 class Run(msgspec.Struct, kw_only=True):
@@ -114,9 +108,6 @@ class _Engine:
         self._starts: list[e.AttemptStarted] = []
         self._starts_due: int | None = None
         """When something would rest on a start that is not posted yet."""
-        self._is_open = _is_open(self._policy)
-        self._sound: set[_Kind] = set()
-        """Kinds of jobs that these workers do not refuse."""
         self._numbers: dict[WriterName, int] = {}
 
     def _arrival_of(self, index: int) -> int:
@@ -168,11 +159,10 @@ class _Engine:
         if seq == 0:
             facts.append(self._post(e.PolicyApplied(at=at, policy=self._policy), _CLIENT, at))
         facts.extend(self._slots_changed(at))
-        submitted = list(self._submitted(at))
-        projection.begin(at, _EPOCH, _LEADER, [*facts, *submitted], ())
+        facts.extend(self._submitted(at))
+        projection.begin(at, _EPOCH, _LEADER, facts, ())
         if seq == 0:
             projection.apply_decision(e.Elected(format=e.SCHEMA))
-        self._trust(submitted)
         self._follow(at, self._scheduler.decide(at))
         projection.finish(seq, "")
 
@@ -210,7 +200,6 @@ class _Engine:
         while self._changed < len(changes) and changes[self._changed][0] <= at:
             _, comes, _, slot = changes[self._changed]
             self._changed += 1
-            self._sound.clear()
             known = self._projection.state.workers.get(slot.worker)
             cursor = known.cursor if known is not None else 0
             if comes:
@@ -227,21 +216,6 @@ class _Engine:
                 return
             self._arrived += 1
             yield self._post(e.Submitted(at=at, job=_spec(index, job)), _CLIENT, at)
-
-    def _trust(self, submitted: list[e.Posted]) -> None:
-        """Spare the scheduler the question whether a known kind of job is to be refused.
-
-        A policy that has rules for submitters or limits is asked about every job.
-        """
-        if not self._is_open:
-            return
-        for posted in submitted:
-            assert isinstance(posted.fact, e.Submitted)
-            kind = _kind(posted.fact.job)
-            if kind in self._sound:
-                del self._projection.touched.submitted[posted.fact.job.id]
-            elif not refusal(self._projection.state, posted.fact.job):
-                self._sound.add(kind)
 
     # -- decisions
 
@@ -272,25 +246,13 @@ class _Engine:
             attempt=assigned.attempt,
         )
         self._starts.append(fact)
-        exhausted = at + assigned.cost_ms // len(assigned.slots)
+        attempt = self._projection.state.jobs[assigned.job].last
+        assert attempt is not None
+        exhausted = at + attempt.charged_run_ms
         due = self._starts_due
         self._starts_due = exhausted if due is None else min(due, exhausted)
         end = _End(at + run.job.duration_ms, run.dispatch, index, assigned.attempt)
         heapq.heappush(self._ends, end)
-
-
-def _is_open(policy: Policy) -> bool:
-    """Whether the policy refuses nobody, however much there is."""
-    organizations, classes = policy.organizations.values(), policy.classes.values()
-    pools, flows = policy.pools.values(), policy.flows.values()
-    limits = [each.limits for each in organizations] + [each.limits for each in classes]
-    limits += [each.limits for each in pools] + [each.limits for each in flows]
-    return not (
-        any(each != Limits() for each in limits)
-        or any(each.members for each in organizations)
-        or any(each.allow for each in classes)
-        or any(each.api for each in pools)
-    )
 
 
 _Change = tuple[int, bool, int, Presence]
@@ -330,18 +292,11 @@ def _spec(index: int, job: SimJob) -> e.JobSpec:
         gpu_type=job.gpu_type,
         gpu_memory_bytes=job.gpu_memory_bytes,
         worker=job.worker,
+        exclude=job.exclude,
+        priority=job.priority,
         estimate_ms=job.estimate_ms,
         time_limit_ms=job.time_limit_ms,
     )
-
-
-def _kind(spec: e.JobSpec) -> _Kind:
-    """All of a job that ``scheduling.admission`` looks at."""
-    longest_ms = max(spec.estimate_ms, spec.time_limit_ms)
-    is_bounded = min(spec.estimate_ms, spec.time_limit_ms) >= 0 and longest_ms <= RUN_MAX_MS
-    sizes = (spec.slots, spec.gpu_memory_bytes, is_bounded)
-    names = (spec.organization, spec.workload_class, spec.pool, spec.gpu_type, spec.worker)
-    return *sizes, *names
 
 
 def _job_id(index: int) -> JobId:

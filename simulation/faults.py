@@ -20,7 +20,7 @@ import msgspec
 
 from ledger import events as e
 from ledger import state as ledger_state
-from ledger.arrays import member_id
+from ledger.arrays import member_id, member_of
 from ledger.errors import GpuqError, LedgerError, TransientError
 from ledger.events import JobState
 from ledger.names import JobId, NodeName, WorkerName, new_job_id, worker_name
@@ -122,6 +122,8 @@ class World:
         self._strikes = random.Random(self.rng.getrandbits(64))
         self._operators = random.Random(f"operators {seed}")
         self._arrays = random.Random(f"arrays {seed}")
+        self._dependencies = random.Random(f"dependencies {seed}")
+        self._dependent_rate = self._dependencies.choice((0, 0, 0.6))
         self._refits = random.Random(f"refits {seed}")
         self._dispatchers: dict[str, Dispatcher] = {}
         """By machine, the newest."""
@@ -271,6 +273,8 @@ class World:
             slots=self.rng.choice((1, 1, 1, max(1, widest))),
             idempotent=self.rng.random() < 0.5,
             estimate_ms=self.rng.choice((0, 1_000, 60_000)),
+            after=self._after(),
+            begin_at=self._begin_at(),
         )
         work = Work(self.rng.choice((500, 5_000, 40_000, 150_000, 400_000)), number % 4)
         submitted: e.Submitted = e.Submitted(at=self.hub.now_ms, job=spec)
@@ -279,7 +283,7 @@ class World:
             array = e.ArraySpec(ranges=((0, 2, 1),), at_once=self._arrays.choice((0, 0, 1)))
             spec = msgspec.structs.replace(spec, array=array)
             submitted = e.ArraySubmitted(at=self.hub.now_ms, job=spec)
-            self.work |= {member_id(job, index): work for index in range(3)}
+            self.work |= dict.fromkeys((member_id(job, index) for index in range(3)), work)
         self._command(machine, submitted, lambda: self.truth.acknowledged.add(job))
         if self.rng.random() < 0.25:
             at_ms = self.hub.now_ms + self.rng.choice((0, 3_000, 20_000, 100_000))
@@ -290,6 +294,23 @@ class World:
                 self.truth.cancelled[job] = self.hub.now_ms
 
             self.hub.call_at(at_ms, lambda: self._command(where, cancel, acknowledged))
+
+    def _after(self) -> tuple[e.Dependency, ...]:
+        """At times one or two that were submitted before, perhaps where nobody knows of it yet."""
+        rng, jobs = self._dependencies, [job for job in sorted(self.work) if member_of(job) is None]
+        if not jobs or rng.random() >= self._dependent_rate:
+            return ()
+        self.played["dependencies"] += 1
+        chosen = rng.sample(jobs, min(len(jobs), rng.choice((1, 1, 2))))
+        return tuple(e.Dependency(job=JobId(job), end=rng.choice(e.ENDS)) for job in chosen)
+
+    def _begin_at(self) -> int:
+        """At times soon, or when the faults are over."""
+        rng = self._dependencies
+        if rng.random() >= self._dependent_rate / 3:
+            return 0
+        self.played["begins later"] += 1
+        return self.hub.now_ms + rng.choice((1_000, 30_000, FAULTS_MS))
 
     def _operate(self) -> None:
         """Somebody drains a node, moves a job or retries one, wherever it stands."""
@@ -479,8 +500,7 @@ class World:
             if field not in ("latency_ms", "late_ms", "sdk_retries"):
                 setattr(self.faults, field, 0)
         for machine in self.machines:
-            machine.cut = False
-            machine.store_error_ms = 0
+            machine.cut, machine.store_error_ms = False, 0
         if self._withdrawn:
             self.hub.call_at(self.hub.now_ms + WITHDRAWN_MS, self._give_slots_back)
 
@@ -525,11 +545,7 @@ class World:
             seed=self.seed,
             breach=breach,
             digest=digest.hexdigest()[:16],
-            faults={
-                kind: count
-                for kind, count in sorted((self.played + self.bucket.played).items())
-                if count
-            },
+            faults=dict(sorted((self.played + self.bucket.played).items())),
             pages=state.seq + 1 if state else 0,
             jobs=len(self.work),
             attempts=len(self.truth.runs),

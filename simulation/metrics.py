@@ -83,8 +83,9 @@ class Report(msgspec.Struct, kw_only=True):
     jain_index: float | None
     """Of the flows' contested service over what they were owed: 1 is even."""
     gap_of_bound: float | None
-    pages: int
-    decisions: int
+    pages: int | None
+    decisions: int | None
+    """None where nothing was decided again."""
     flows: list[Figures]
     classes: list[Figures]
     pools: list[Figures]
@@ -132,8 +133,8 @@ def report(name: str, outcome: Outcome) -> Report:
         contested_s=seconds(max((s.contested_ms for s in shares.values()), default=0)),
         jain_index=jain(_parts(flows)),
         gap_of_bound=max(gaps.values(), default=None),
-        pages=outcome.pages,
-        decisions=len(outcome.decisions),
+        pages=outcome.pages or None,
+        decisions=len(outcome.decisions) if outcome.pages else None,
         flows=flows,
         classes=groups.by(lambda run: run.job.workload_class),
         pools=groups.by(lambda run: run.job.pool),

@@ -22,11 +22,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from ledger import events as e
+from ledger.artifacts import read_artifacts
 from ledger.checkpoint import decode_checkpoint
 from ledger.claims import read_claim
 from ledger.errors import LedgerError
 from ledger.journal import BATCH_MAX, decode_journal_page
 from ledger.keys import (
+    ARTIFACTS,
     CHECKPOINTS,
     CLAIMS,
     FACTS,
@@ -36,6 +38,7 @@ from ledger.keys import (
     log_key,
     message_key,
     page_key,
+    parse_artifact_key,
     parse_checkpoint_key,
     parse_claim_key,
     parse_message_key,
@@ -66,6 +69,7 @@ class ObjectCounts(msgspec.Struct, kw_only=True):
     logs: int = 0
     blobs: int = 0
     checkpoints: int = 0
+    artifacts: int = 0
     unposted_facts: int = 0
     undelivered_messages: int = 0
     strays: int = 0
@@ -150,6 +154,7 @@ class Objects:
         yield from self._check_messages(projection, is_whole=is_whole)
         yield from self._check_claims(is_whole=is_whole)
         yield from self._check_logs()
+        yield from self._check_artifacts(is_whole=is_whole)
         yield from self._blobs.differences(self._from_seq)
         self.counts.blobs += self._blobs.count
         self.counts.strays += self._blobs.strays
@@ -339,6 +344,38 @@ class Objects:
             yield _difference(attempt.seq, key, "rc", rc, attempt.rc)
         elif attempt.owner == "revoke":
             yield _difference(attempt.seq, key, "rc", rc, "no log: the attempt was revoked")
+
+    # -- artifacts
+
+    def _check_artifacts(self, *, is_whole: bool) -> Iterator[Difference]:
+        """Before the blobs, because a manifest says which of them are needed."""
+        for entry in self._store.list(ARTIFACTS):
+            try:
+                ref = parse_artifact_key(entry.key)
+            except ValueError:
+                self.counts.strays += 1
+                continue
+            attempt = self._attempts.get(ref)
+            if attempt is not None and self._is_judged(ref):
+                yield from self._check_manifest(entry.key, ref, attempt)
+            elif attempt is None and is_whole:
+                derived = "an attempt that these artifacts are of"
+                yield _difference(None, entry.key, "page", None, derived)
+
+    def _check_manifest(
+        self, key: str, ref: tuple[JobId, int], attempt: _Attempt
+    ) -> Iterator[Difference]:
+        body = self._store.get(key)
+        if body is None:  # expired since it was listed
+            return
+        self.counts.artifacts += 1
+        try:
+            manifest = read_artifacts(body, self._ledger, *ref)
+        except LedgerError as error:
+            yield _difference(attempt.seq, key, "body", str(error), "artifacts of this attempt")
+            return
+        for piece in {piece for file in manifest.files for piece in file.content.pieces}:
+            self._blobs.need(piece, attempt.seq, f"a piece that {key} names")
 
     # -- helpers
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from ledger.errors import RequestError
-from ledger.policy import CLASSES, Policy
+from ledger.policy import Policy
 from scheduling.policy_file import parse_policy
 from simulation.workload import POOL, Presence, Question, SimJob, Workload, node, organization_name
 
@@ -33,7 +32,7 @@ class _Stream(msgspec.Struct, forbid_unknown_fields=True, rename={"workload_clas
     first: str = "0s"
     last: str = ""
     count: int = 1
-    workload_class: Literal[CLASSES] = "batch"  # type: ignore[valid-type]
+    workload_class: str = "batch"
     pool: str = POOL
     slots: int = 1
     gpu_type: str = ""
@@ -94,6 +93,10 @@ def _workload(scenario: _Scenario, source: str) -> Workload:
     policy = Policy()
     if scenario.policy:
         policy = parse_policy(scenario.policy, source=f"policy of {source}")
+    for stream in scenario.streams:
+        if stream.workload_class not in policy.classes:
+            known = ", ".join(policy.classes)
+            raise ValueError(f"no class {stream.workload_class!r}; classes are {known}")
     return Workload(
         title=scenario.title,
         jobs=tuple(sorted(jobs, key=lambda job: job.arrival_ms)),

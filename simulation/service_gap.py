@@ -10,7 +10,8 @@ difference between what a job was charged at dispatch and in the end, ``n`` the 
 the flow had in flight at once (Goyal, Vin, Cheng, "Start-time Fair Queueing", 1996, doi
 10.1145/248156.248171, with the correction for estimates). It is the bound of ``sfq``; the
 others are measured against it. A fraction above 1 says that it was broken. Jobs started by
-backfill are charged but pass on purpose, so they may break it.
+backfill are charged but pass on purpose, so they may break it. In a pool that owes classes
+slots only flows of one class are compared.
 """
 
 from __future__ import annotations
@@ -72,13 +73,14 @@ def worst_gaps(outcome: Outcome, pool: str) -> dict[str, float]:
     standings: dict[str, _Standing] = {}
     windows: _Windows = {}
     gaps: dict[tuple[str, str], int] = {}
+    is_divided = outcome.policy.pool(pool).is_divided
     for event in sorted(_events(outcome, pool), key=lambda event: event[:3]):
         flow = event.run.job.flow
         standing = standings.setdefault(flow, _Standing())
         if event.kind == _ARRIVES:
             standing.waiting += 1
             if standing.waiting == 1:
-                _open(flow, standings, windows)
+                _open(flow, standings, windows, is_divided=is_divided)
             continue
         _charge(flow, _note(standing, event), windows, gaps)
         if event.kind == _STARTS and standing.waiting == 0:
@@ -102,9 +104,12 @@ _Windows = dict[str, dict[str, _Window]]
 """By flow and other flow; both orders lead to the same window."""
 
 
-def _open(flow: str, standings: dict[str, _Standing], windows: _Windows) -> None:
+def _open(
+    flow: str, standings: dict[str, _Standing], windows: _Windows, *, is_divided: bool
+) -> None:
     for other, standing in standings.items():
-        if other != flow and standing.waiting:
+        comparable = not is_divided or flow.split("/")[1] == other.split("/")[1]
+        if other != flow and standing.waiting and comparable:
             window = _Window()
             windows.setdefault(flow, {})[other] = window
             windows.setdefault(other, {})[flow] = window

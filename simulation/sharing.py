@@ -4,9 +4,9 @@ Owns the reckoning of shares. Between two instants at which a job arrives, start
 slots come or go, nothing changes; such an interval is *contested* where a job waits and at
 least two organizations have work. What a flow is owed there is water-filling: the slots are
 divided by weight among the flows that have work, none gets more than its jobs ask for, and
-what it leaves is divided among the others. No flow is owed more than the work that it brought:
-a job of five seconds that waits for a minute is owed five seconds. Weights are the policy's, by
-its own rule (``Policy.flow_weight``).
+what it leaves is divided among the others. No flow is owed more than the work that it brought
+(a job of five seconds that waits for a minute is owed five seconds), nor more slots than the
+policy's limits let it run. Weights are the policy's, by its own rule (``Policy.flow_weight``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ledger.policy import Policy
-from scheduling.waterfill import water_filling
+from ledger.names import flow_id
+from ledger.policy import Limits, Policy, Scope
+from scheduling.waterfill import capped_filling, water_filling
 from simulation.engine import Outcome
 
 Flow = tuple[str, str]
@@ -73,6 +74,8 @@ class Entitlement:
         self._pool = pool
         self._open: dict[Flow, float] = {}
         """Slot-milliseconds that were brought and are not owed yet."""
+        self._limits: dict[Flow, list[tuple[Scope, Limits]]] = {}
+        """Of each flow those that count what runs."""
 
     def of(self, interval: Interval) -> dict[Flow, float]:
         """Slot-milliseconds owed in the interval. O(flows^2 * log flows) at worst.
@@ -105,11 +108,7 @@ class Entitlement:
             asking = {flow: demand[flow] for flow, work in self._open.items() if work > 0}
             if not asking:
                 break
-            rates = water_filling(
-                float(capacity),
-                {flow: float(slots) for flow, slots in asking.items()},
-                flow_weights(list(asking), self._policy, self._pool),
-            )
+            rates = self._rates(capacity, asking)
             step_ms = min(left_ms, *(self._open[flow] / rate for flow, rate in rates.items()))
             for flow, rate in rates.items():
                 is_last = self._open[flow] / rate <= step_ms
@@ -117,6 +116,30 @@ class Entitlement:
                 self._open[flow] = 0.0 if is_last else self._open[flow] - rate * step_ms
             left_ms -= step_ms
         return owed
+
+    def _rates(self, capacity: int, asking: Mapping[Flow, int]) -> dict[Flow, float]:
+        """How many slots each of those who ask is owed while that is so."""
+        wanted = {flow: float(slots) for flow, slots in asking.items()}
+        weights = flow_weights(list(asking), self._policy, self._pool)
+        caps: dict[Scope, tuple[list[Flow], float]] = {}
+        for flow in asking:
+            for scope, limits in self._limits_of(flow):
+                caps.setdefault(scope, ([], _most(limits, capacity)))[0].append(flow)
+        if caps:
+            return capped_filling(float(capacity), wanted, weights, list(caps.values()))
+        return water_filling(float(capacity), wanted, weights)
+
+    def _limits_of(self, flow: Flow) -> list[tuple[Scope, Limits]]:
+        if flow not in self._limits:
+            found = self._policy.limits_of(flow_id(*flow, self._pool))
+            self._limits[flow] = [each for each in found if each[1].slots or each[1].slots_percent]
+        return self._limits[flow]
+
+
+def _most(limits: Limits, capacity: int) -> float:
+    """Slots of a pool of ``capacity`` that the limits let run; those over all pools count whole."""
+    of_pool = max(1, capacity * limits.slots_percent // 100) if limits.slots_percent else capacity
+    return float(min(of_pool, limits.slots or capacity))
 
 
 def flow_weights(flows: list[Flow], policy: Policy, pool: str) -> dict[Flow, float]:

@@ -260,6 +260,11 @@ def _any_answer_acknowledges() -> Patches:
     return [(FactOutbox, "_put", put)]
 
 
+def _dependents_at_once() -> Patches:
+    """A job that waits for others enters its queue at once."""
+    return [(Projection, "enter", Projection.queue)]
+
+
 VARIANTS: dict[str, Callable[[], Patches]] = {
     "no_put_id": _no_put_id,
     "sdk_retries": _sdk_retries,
@@ -280,6 +285,7 @@ VARIANTS: dict[str, Callable[[], Patches]] = {
     "rule_10_start_whenever": _start_whenever,
     "rule_12_withdrawn_slots_forgotten": _withdrawn_slots_forgotten,
     "rule_14_any_answer_acknowledges": _any_answer_acknowledges,
+    "dependents_at_once": _dependents_at_once,
 }
 """By name; the first five are the classic mistakes, the others one rule switched off each."""
 

@@ -29,6 +29,18 @@ NODE_SLOTS_MAX = 100_000
 _NODE = re.compile(r"([1-9][0-9]{0,4})x([A-Za-z0-9][A-Za-z0-9._-]*)(?:@([a-z0-9-]{1,63}))?")
 
 
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a ledger says of how a job was given its slots."""
+
+    order: int
+    """Among all assignments of the ledger."""
+    workers: tuple[WorkerName, ...]
+    cost_ms: int
+    """Charged then, slot-milliseconds."""
+    weight: tuple[int, int]
+    backfill: bool
+
+
 class SimJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job. ``duration_ms`` is what it takes once it runs, whatever was expected of it."""
 
@@ -44,11 +56,15 @@ class SimJob(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_bytes: int = 0
     worker: str = ""
     """The worker to which it is pinned; empty: any."""
+    exclude: tuple[NodeName, ...] = ()
+    priority: int = 0
     estimate_ms: int = 0
     """What it is charged at dispatch; 0: what gpuq expects of a job that says nothing."""
     time_limit_ms: int = 0
     recorded_start_ms: int | None = None
     """When it began in reality, where the source says."""
+    assignment: Assignment | None = None
+    """Of that run, where the source is a ledger."""
     columns: dict[str, str] = {}
     """What else its row says, for ``where``."""
 
@@ -127,10 +143,18 @@ def node(
 def on_counting_pool(workload: Workload, slots: int) -> Workload:
     """The same jobs on one synthetic node of ``slots`` slots: no placement, only counting.
 
-    What a job asked of GPUs and workers, and the pools, count for nothing.
+    What a job asked of GPUs and workers, and the pools, count for nothing; nor does where it ran.
     """
     jobs = tuple(
-        msgspec.structs.replace(job, pool=POOL, worker="", gpu_type="", gpu_memory_bytes=0)
+        msgspec.structs.replace(
+            job,
+            pool=POOL,
+            worker="",
+            exclude=(),
+            gpu_type="",
+            gpu_memory_bytes=0,
+            assignment=None,
+        )
         for job in workload.jobs
     )
     pool = workload.policy.pools.get(POOL, Pool())

@@ -15,7 +15,7 @@ settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-_FOREIGN = ("AWS_", "GPUQ_", "XDG_")
+_FOREIGN = ("AWS_", "GPUQ_", "RCLONE_", "XDG_")
 
 
 @pytest.fixture

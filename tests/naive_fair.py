@@ -26,6 +26,8 @@ class NaiveFair:
 
     def __init__(self) -> None:
         self.disciplines: dict[str, str] = {}
+        self.divided: set[str] = set()
+        self.turns: dict[str, list[int]] = {}
         self.flows: dict[str, defaultdict[str, int]] = {}
         self.pools: dict[str, defaultdict[str, int]] = {}
         self.blocked: set[str] = set()
@@ -50,14 +52,14 @@ class NaiveFair:
         self.flows.setdefault(job["flow"], zeros())
         jobs = 1 if job["left"] is None else len(job["left"])
         self.pools.setdefault(job["pool"], zeros())["waiting"] += jobs
-        self.enter(job, jobs, resumed=resumed)
+        self.wait(job, jobs, resumed=resumed)
         if job["left"] is not None:
             self.keep_limit(job)
 
-    def enter(self, job: Body, jobs: int, *, resumed: bool) -> None:
+    def wait(self, job: Body, jobs: int, *, resumed: bool) -> None:
         flow = self.flows[job["flow"]]
         if flow["waiting"] == 0 and not resumed:
-            flow["since"] = self.level(job["pool"])
+            flow["since"] = self.level(job["flow"])
         self.count(job, waiting=jobs, running=0, in_pool=False)
 
     def leave(self, job: Body) -> None:
@@ -68,6 +70,7 @@ class NaiveFair:
     def dispatch(self, job: Body, decision: Body) -> None:
         pool = self.pools[job["pool"]]
         self.flows[job["flow"]]["F"] = decision["finish_tag"]
+        self.turns[job["flow"]] = decision.get("turns", [])
         if not decision.get("backfill", False):
             wfq = self.disciplines.get(job["pool"], "wfq") == "wfq"
             pool["V"] = max(pool["V"], decision["finish_tag" if wfq else "start_tag"])
@@ -87,11 +90,13 @@ class NaiveFair:
             self.book(job, attempt, cost_ms)
             self.count(job, waiting=0, running=-1)
 
-    def level(self, pool: str, but: str = "") -> int:
+    def level(self, of: str, but: str = "") -> int:
+        pool = of.rpartition("/")[2]
+        peers = of.partition("/")[2] if pool in self.divided else pool
         waiting = [
             max(flow["F"], flow["since"])
             for name, flow in self.flows.items()
-            if name.rpartition("/")[2] == pool and flow["waiting"]
+            if f"/{name}".endswith(f"/{peers}") and flow["waiting"]
             if name not in self.blocked and name != but
         ]
         return int(min([self.pools[pool]["V"], *waiting]))
@@ -104,12 +109,13 @@ class NaiveFair:
         if is_full and not whole["suspended"]:
             self.count(whole, waiting=-len(whole["left"]), running=0, in_pool=False)
         elif whole["suspended"] and not is_full:
-            self.enter(whole, len(whole["left"]), resumed=False)
+            self.wait(whole, len(whole["left"]), resumed=False)
         whole["suspended"] = is_full
 
     def digest(self) -> str:
         texts = [
             f"{name} {flow['F']} {flow['since']} {flow['waiting']} {flow['running']}"
+            + "".join(f" {turn}" for turn in self.turns.get(name, []))
             for name, flow in self.flows.items()
         ] + [
             f"{name} {pool['V']} {pool['waiting']} {pool['running']}"

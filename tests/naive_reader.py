@@ -36,9 +36,11 @@ class NaiveReader(NaiveFair):
         self.writers = zeros()
         self.jobs: dict[str, Body] = {}
         self.kept_cancels: dict[str, Body] = {}
+        self.artifacts: set[str] = set()
         self.workers: dict[str, Body] = {}
         self.nodes: dict[str, Body] = {}
         self.factors: dict[str, int] = {}
+        self.thresholds: dict[str, int] = {}
 
     def read(self, body: bytes) -> None:
         page = json.loads(body)
@@ -62,24 +64,39 @@ class NaiveReader(NaiveFair):
 
     # --- moves of jobs
 
+    def enter(self, job: Body) -> None:
+        is_early = job["begin_at"] > self.now
+        is_without = not set(job["artifacts"]) <= self.artifacts
+        if (job["after"] or is_without or is_early) and not job["attempts"]:
+            job["state"], job["aside"] = "PENDING", True
+        else:
+            self.queue(job)
+
     def queue(self, job: Body, *, resumed: bool = False) -> None:
-        job["state"] = "PENDING"
+        job["state"], job["aside"] = "PENDING", False
         self.join(job, resumed=resumed)
 
     def place(self, job: Body, pool: str) -> None:
         job["pool"] = pool
         job["flow"] = f"{job['share']}/{pool}"
 
+    def waits(self, job: Body) -> bool:
+        """Counted in its pool; where it is no suspended array, in its flow's queue too."""
+        return job["state"] == "PENDING" and not job["aside"]
+
     def leave_for(self, job: Body, state: str) -> None:
-        if job["state"] == "PENDING":
+        if self.waits(job):
             self.leave(job)
-        job["state"] = state
+        job["state"], job["aside"] = state, False
 
     def end(self, job: Body, state: str) -> None:
         if job["left"] is not None:
             if job["state"] in OPEN and not job["closed"]:
                 job["closed"] = state
+                fresh = self.fresh(job) if state == "REJECTED" or job["aside"] else []
                 self.leave_for(job, "RUNNING")
+                for member in fresh:
+                    self.end(member, state)
                 self.regulate(job)
             return
         if job["state"] in OPEN:
@@ -108,10 +125,14 @@ class NaiveReader(NaiveFair):
         job = {**whole, "id": name, "attempts": [], "left": None, "suspended": False}
         self.jobs[name] = job
         if whole["suspended"]:
-            self.enter(job, 1, resumed=False)
+            self.wait(job, 1, resumed=False)
         whole["left"].remove(int(name[9:]))
         self.follow(job)
         return job
+
+    def fresh(self, whole: Body) -> list[Body]:
+        members = [] if whole["left"] is None else sorted(whole["members"].items())
+        return [job for _, job in members if job["state"] in QUEUED and not job["attempts"]]
 
     def follow(self, job: Body) -> None:
         whole = self.whole_of(job["id"])
@@ -123,7 +144,7 @@ class NaiveReader(NaiveFair):
         states = {job["state"] for job in whole["members"].values()}
         if whole["state"] in QUEUED and not whole["left"]:
             self.leave_for(whole, "RUNNING")
-        if whole["state"] == "PENDING":
+        if self.waits(whole):
             self.keep_limit(whole)
         over = not states & set(OPEN) and (whole["closed"] or not whole["left"])
         if over and whole["state"] in OPEN:
@@ -150,7 +171,8 @@ class NaiveReader(NaiveFair):
     def cost(self, attempt: Body, until: int) -> int:
         report = attempt["report"]
         if not attempt["factor"]:
-            return self.occupancy(attempt, until)
+            numerator, denominator = attempt["rate"]
+            return -(-self.occupancy(attempt, until) * numerator // denominator)
         tokens = (report.get("input_tokens", 0), report.get("output_tokens", 0))
         return tokens[0] + attempt["factor"] * tokens[1] if any(tokens) else int(attempt["cost"])
 
@@ -187,7 +209,7 @@ class NaiveReader(NaiveFair):
                 self.leave_for(job, "HELD")
             elif job and kind == "release" and job["state"] == "HELD":
                 job["requeues"] = 0
-                self.queue(job)
+                self.enter(job)
         elif kind == "move":
             self.move(fact)
         elif kind == "retry":
@@ -198,6 +220,14 @@ class NaiveReader(NaiveFair):
                 name: max(1, pool["api"].get("output_factor", 2))
                 for name, pool in pools.items()
                 if pool.get("api")
+            }
+            self.divided = {
+                name
+                for name, pool in pools.items()
+                if any(slots.get("nominal") for slots in pool.get("class_slots", {}).values())
+            }
+            self.thresholds = {
+                name: pool.get("memory_threshold_bytes", 0) for name, pool in pools.items()
             }
             self.disciplines = {name: pool.get("discipline", "wfq") for name, pool in pools.items()}
         elif kind == "ready":
@@ -218,8 +248,13 @@ class NaiveReader(NaiveFair):
             "closed": "",
             "share": f"{spec['organization']}/{spec['workload_class']}",
             "due": None,
+            "memory": spec.get("gpu_memory_bytes", 0),
             "idempotent": spec.get("idempotent", False),
             "state": "HELD",
+            "after": spec.get("after", []),
+            "begin_at": spec.get("begin_at", 0),
+            "artifacts": spec.get("after_artifacts", []),
+            "aside": False,
             "cancel": False,
             "requeues": 0,
             "attempts": [],
@@ -227,7 +262,7 @@ class NaiveReader(NaiveFair):
         self.place(job, spec["pool"])
         self.jobs[spec["id"]] = job
         if not spec.get("held", False):
-            self.queue(job)
+            self.enter(job)
         for name in [name for name in self.kept_cancels if name.split("_")[0] == spec["id"]]:
             self.cancel(self.kept_cancels.pop(name))
 
@@ -256,11 +291,11 @@ class NaiveReader(NaiveFair):
         is_worker = re.fullmatch(r"([a-z0-9-]{1,63}-(gpu|cpu)(0|[1-9][0-9]{0,4}))?", worker)
         if job is None or not is_name or not is_worker:
             return
-        if job["state"] == "PENDING" and pool != job["pool"]:
+        if self.waits(job) and pool != job["pool"]:
             self.leave(job)
             self.place(job, pool)
             self.join(job, resumed=False)
-        elif job["state"] == "HELD":
+        elif job["state"] in QUEUED:
             self.place(job, pool)
         elif job["state"] == "ASSIGNED":
             there = pool == job["pool"] and worker == job["attempts"][-1]["lead"]
@@ -278,14 +313,14 @@ class NaiveReader(NaiveFair):
             ]
             job["cancel"], job["closed"] = False, ""
             if job["left"]:
-                self.queue(job)
+                self.enter(job)
             for each in failed:
                 self.retry(each)
             return
         if job["attempts"]:
             job["attempts"][-1]["retried"] = True
         job["cancel"], job["requeues"] = False, 0
-        self.queue(job)
+        self.enter(job)
         self.follow(job)
 
     def ready(self, fact: Body) -> None:
@@ -376,6 +411,8 @@ class NaiveReader(NaiveFair):
         if seen["kind"] == "node":
             node = self.nodes.setdefault(seen["node"], {"machine": ""})
             node["liveness"] = seen["liveness"]
+        elif seen["kind"] == "artifact":
+            self.artifacts.add(seen["path"])
         elif seen["kind"] == "refused":
             self.writers[seen["writer"]] = max(self.writers[seen["writer"]], seen["n"] + 1)
         elif seen["kind"] == "claim":
@@ -395,7 +432,7 @@ class NaiveReader(NaiveFair):
     def nothing(self, decision: Body) -> None:
         """No job's state rests on it."""
 
-    decided_elect = decided_reserve = decided_unreserve = nothing
+    decided_elect = decided_deny = decided_reserve = decided_unreserve = nothing
     decided_block_node = decided_probe_node = decided_free_node = nothing
 
     def decided_hold(self, decision: Body) -> None:
@@ -409,6 +446,9 @@ class NaiveReader(NaiveFair):
     def decided_expire(self, decision: Body) -> None:
         self.end(self.jobs[decision["job"]], "EXPIRED")
 
+    def decided_never(self, decision: Body) -> None:
+        self.end(self.jobs[decision["job"]], "DEPENDENCY_NEVER")
+
     def decided_again(self, decision: Body) -> None:
         self.reopen(self.jobs[decision["job"]], "HELD")
 
@@ -416,14 +456,15 @@ class NaiveReader(NaiveFair):
         self.queue(self.jobs[decision["job"]])
 
     def decided_admit(self, decision: Body) -> None:
-        job = self.jobs[decision["job"]]
-        waits = job["state"] == "PENDING"
-        if waits:
-            self.leave(job)
-        job["share"] = f"{decision['organization']}/{decision['workload_class']}"
-        self.place(job, job["pool"])
-        if waits:
-            self.join(job, resumed=False)
+        whole = self.jobs[decision["job"]]
+        for job in (whole, *self.fresh(whole)):
+            waits = self.waits(job)
+            if waits:
+                self.leave(job)
+            job["share"] = f"{decision['organization']}/{decision['workload_class']}"
+            self.place(job, job["pool"])
+            if waits:
+                self.join(job, resumed=False)
 
     def decided_assign(self, decision: Body) -> None:
         job = self.named(decision["job"])
@@ -438,6 +479,7 @@ class NaiveReader(NaiveFair):
             "factor": self.factors.get(job["pool"], 0),
             "report": {},
             "weight": decision["weight"],
+            "rate": self.rate(job),
             "assigned_at": self.now,
             "started_at": None,
             "rc": None,
@@ -450,6 +492,10 @@ class NaiveReader(NaiveFair):
         assert decision["attempt"] == len(job["attempts"])
         self.message(decision["slots"][0], decision["message"])
         self.follow(job)
+
+    def rate(self, job: Body) -> tuple[int, int]:
+        threshold = self.thresholds.get(job["pool"], 0)
+        return (job["memory"], threshold) if 0 < threshold < job["memory"] else (1, 1)
 
     def decided_stop(self, decision: Body) -> None:
         job, attempt = self.found(decision)
@@ -492,7 +538,7 @@ class NaiveReader(NaiveFair):
     def decided_free(self, decision: Body) -> None:
         flow = self.flows[decision["flow"]]
         self.blocked.discard(decision["flow"])
-        level = self.level(decision["flow"].rpartition("/")[2], but=decision["flow"])
+        level = self.level(decision["flow"], but=decision["flow"])
         flow["since"] = max(flow["since"], level - decision.get("credit", 0))
 
     def decided_lost(self, decision: Body) -> None:

@@ -17,7 +17,18 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from ledger import checkpoint, keys, policy, rates, state, timings
+from ledger import (
+    artifacts,
+    calibration,
+    checkpoint,
+    daily,
+    keys,
+    pieces,
+    policy,
+    rates,
+    state,
+    timings,
+)
 from ledger import events as e
 from ledger.fair_state import Flow, PoolClock
 from ledger.names import WriterName, keyed_job_id
@@ -62,11 +73,11 @@ CHECKPOINTED: tuple[Body, ...] = (
     checkpoint.Checkpoint, state.State, state.Job, state.Array, state.Placement, state.Attempt,
     state.ArchivedJob, state.Worker, state.Node, state.NodeHealth, state.FastFailure,
     state.CommandRecord, state.Reservation, Flow, PoolClock,
-    policy.Standing, rates.Window, rates.Reserved,
+    policy.Standing, rates.Window, rates.Reserved, daily.Draw, daily.Use, calibration.Calibration,
 )  # fmt: skip
 
 FACT_PARTS: tuple[Body, ...] = (
-    e.Fact, e.WorkerFact, e.JobSpec, e.Snapshot, e.ArraySpec, e.Slot, e.Report,
+    e.Fact, e.WorkerFact, e.JobSpec, e.Snapshot, e.ArraySpec, e.Dependency, e.Slot, e.Report,
 )  # fmt: skip
 
 BODIES: dict[Section, Body] = {
@@ -83,12 +94,19 @@ BODIES: dict[Section, Body] = {
             policy.Limits,
             policy.Pool,
             policy.ApiLimits,
+            policy.ClassSlots,
+            policy.SizeBuckets,
+            policy.LongJobs,
             policy.RetryRule,
+            policy.Price,
         )
     },
     **{("Beats", body.__name__): body for body in (e.Beat, e.SlotBeat)},
     **{("The journal", body.__name__): body for body in (e.Page, e.Posted)},
     ("Claims", "Claim"): e.Claim,
+    ("Artifacts", "ArtifactManifest"): artifacts.ArtifactManifest,
+    ("Artifacts", "ArtifactFile"): artifacts.ArtifactFile,
+    ("Artifacts", "Pieces"): pieces.Pieces,
     **{("Checkpoints", body.__name__): body for body in CHECKPOINTED},
 }
 
@@ -187,6 +205,7 @@ EXAMPLES: dict[Section, Any] = {
     ("Beats", "Beat"): msgspec.json.Decoder(e.Beat),
     ("The journal", "Posted"): msgspec.json.Decoder(e.Page),
     ("Claims", "Claim"): msgspec.json.Decoder(e.Claim),
+    ("Artifacts", "Pieces"): msgspec.json.Decoder(artifacts.ArtifactManifest),
 }
 
 
@@ -218,6 +237,8 @@ KEYS: dict[str, str] = {
     "blob_key": keys.blob_key("9f" * 32),
     "log_piece_key": keys.log_piece_key("q7m2k4x3", 1, 0),
     "log_key": keys.log_key("q7m2k4x3", 1),
+    "artifact_key": keys.artifact_key("q7m2k4x3", 1),
+    "notice_key": keys.notice_key("q7m2k4x3", STAMP_MS),
     "checkpoint_key": keys.checkpoint_key(200),
 }
 
@@ -293,7 +314,7 @@ def test_the_job_id_of_a_key_is_that_of_the_document() -> None:
 # --- docs/ARCHITECTURE.md
 
 UNITS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-SIZES = {"KiB": 1 << 10, "MiB": 1 << 20}
+SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def value_of(text: str) -> int:

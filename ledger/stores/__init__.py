@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from ledger.clock import Clock
 from ledger.errors import RequestError
 from ledger.stores.directory import DirectoryStore
+from ledger.stores.login import Login
 from ledger.stores.naming import is_key
 from ledger.stores.settling import SettlingStore
 
@@ -30,11 +31,12 @@ def open_store(
     endpoint_url: str | None = None,
     region: str | None = None,
     ca_bundle: str | None = None,
+    login: Login | None = None,
     requests_per_second: int = 200,
 ) -> SettlingStore:
     """The store at ``url``; nothing is asked of it or created yet.
 
-    ``endpoint_url``, ``region`` and ``ca_bundle`` concern buckets only, as does
+    ``endpoint_url``, ``region``, ``ca_bundle`` and ``login`` concern buckets only, as does
     ``requests_per_second``, the most that this process will ask of one. Raises
     RequestError where ``url`` names no store.
     """
@@ -63,6 +65,7 @@ def open_store(
         endpoint_url=endpoint_url,
         region=region,
         ca_bundle=ca_bundle,
+        login=login or Login(),
         requests_per_second=requests_per_second,
     )
     return S3Store(address, clock=clock, rng=rng)

@@ -42,6 +42,7 @@ from ledger.clock import Clock
 from ledger.errors import GpuqError, LedgerError, RequestError, TransientError
 from ledger.keys import LEDGER
 from ledger.stores.base import Entry
+from ledger.stores.login import Login
 from ledger.stores.naming import check_prefix, is_key
 from ledger.stores.pacing import RequestBudget, ServerClock
 from ledger.stores.s3_errors import PRECONDITION_FAILED, Reply, find_date_ms, meaning
@@ -80,6 +81,7 @@ class S3Address(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_url: str | None = None
     region: str | None = None
     ca_bundle: str | None = None
+    login: Login = Login()
     requests_per_second: int = 200
 
 
@@ -96,7 +98,7 @@ class S3Store(SettlingStore):
         if address.ca_bundle is not None and not Path(address.ca_bundle).is_file():
             raise RequestError(f"{address.ca_bundle} is not there: correct the CA bundle's path")
         try:
-            session = boto3.session.Session()
+            session = _session(address.login)
             self._clients = {sender: self._client(session, address, sender) for sender in Sender}
         except (BotoCoreError, ValueError) as error:
             raise RequestError(f"{self.url}: {error}: correct the S3 settings") from error
@@ -205,7 +207,7 @@ class S3Store(SettlingStore):
                 max_pool_connections=_CONNECTIONS,
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
-                s3={"addressing_style": "path"} if address.endpoint_url else None,
+                s3=_addressing(address),
             ),
         )
         client.meta.events.unregister("before-call.s3", add_expect_header)
@@ -243,6 +245,21 @@ class S3Store(SettlingStore):
         if isinstance(error, _NO_NEWS):
             return TransientError(f"{self.url}: {error}")
         return RequestError(f"{self.url}: {error}: correct the S3 settings")
+
+
+def _session(login: Login) -> boto3.session.Session:
+    return boto3.session.Session(
+        aws_access_key_id=login.access_key or None,
+        aws_secret_access_key=login.secret_key or None,
+        aws_session_token=login.session_token or None,
+        profile_name=login.profile or None,
+    )
+
+
+def _addressing(address: S3Address) -> Any:
+    if address.login.virtual_host is not None:
+        return {"addressing_style": "virtual" if address.login.virtual_host else "path"}
+    return {"addressing_style": "path"} if address.endpoint_url else None
 
 
 def _status(error: ClientError) -> int:

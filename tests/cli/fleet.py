@@ -104,7 +104,14 @@ class Fleet:
         self.report(attempt.lead, fact)
 
     def finish(
-        self, job: str, rc: int, *, outcome: str = "exited", log: bytes = b"", ran_ms: int = 1_500
+        self,
+        job: str,
+        rc: int,
+        *,
+        outcome: str = "exited",
+        log: bytes = b"",
+        ran_ms: int = 1_500,
+        report: e.Report | None = None,
     ) -> None:
         """Ship the whole log as a worker does, then report the end."""
         attempt = self._attempt(job)
@@ -123,6 +130,7 @@ class Fleet:
             started_at=now_ms - ran_ms,
             ended_at=now_ms,
             log_bytes=len(log),
+            report=report,
         )
         self.report(attempt.lead, fact)
 

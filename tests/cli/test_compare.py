@@ -118,7 +118,9 @@ def test_a_ledger_is_compared_with_what_was_recorded(
     for args in ((str(ledger),), (ledger.as_uri(),), ("--store", str(ledger))):
         said = as_json(capsys, "compare", *args)
         assert said["title"] == "ledger test"
-        assert [made["changed"]["against"] for made in said["policies"]] == ["recorded"] * 4
+        was, *others = said["policies"]
+        assert (was["policy"], was["changed"], was["pages"]) == ("recorded", None, None)
+        assert [made["changed"]["against"] for made in others] == ["recorded"] * 4
         assert said["left_out"] + said["policies"][0]["jobs"] == 6
 
 
@@ -170,7 +172,7 @@ def test_whatif_with_other_weights(scenario: str, capsys: pytest.CaptureFixture[
     ("args", "message"),
     [
         (("compare", "--policies", "lifo", "abc"), "no policy 'lifo'; policies are wfq"),
-        (("compare", "nowhere"), "'nowhere' is no scenario (abc, honest, starvation), file"),
+        (("compare", "nowhere"), "'nowhere' is no scenario (abc, honest, starvation, teams), file"),
         (("compare", "--where", "vc", "abc"), "--where vc: say COLUMN=VALUE"),
         (("compare", "--plot", "a.gif", "abc"), "must end in .png or .svg"),
         (("compare", str(PHILLY / "philly_4vc_jobs.csv.gz")), "says nothing of slots"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from ledger import events as e
 from ledger.names import JobId
 from ledger.policy import Organization, Policy, Pool
 from scheduling.policy_file import parse_policy
@@ -130,9 +132,54 @@ def test_each_version_stays_and_differences_are_shown(gpuq: Gpuq, fleet: Fleet, 
     assert "+weight = 5" in changed.out.splitlines()
     gpuq("policy", "apply", "two.toml")
     fleet.post()
+    for version, weight in (("1", 4_000), ("2", 5_000)):
+        old = gpuq("policy", "show", "--version", version, "--json").json
+        assert (old["version"], old["organizations"]["astro"]) == (int(version), {"weight": weight})
+    missing = gpuq("policy", "show", "--version", "3")
+    assert (missing.rc, missing.err) == (64, "gpuq: no version 3: the newest is 2\n")
+    both = gpuq("policy", "show", "--version", "1", "--at", "1h")
+    assert (both.rc, both.err) == (64, "gpuq: say --at or --version, not both\n")
     shown = gpuq("policy", "show", "--at", "2001-01-01")
     assert shown.rc == 0
     assert shown.err.startswith("no policy yet")
+
+
+def test_two_policies_of_one_page_are_two_versions(gpuq: Gpuq, fleet: Fleet, here: Path) -> None:
+    for weight in (1, 2):
+        (here / "policy.toml").write_text(f"[organizations.o]\nweight = {weight}\n")
+        gpuq("policy", "apply", "policy.toml")
+    fleet.post()
+    shown = [gpuq("policy", "show", "--version", str(n)).out.splitlines() for n in (1, 2)]
+    assert [lines[0].split(",")[0] for lines in shown] == ["# version 1", "# version 2"]
+    assert [lines[2] for lines in shown] == ["weight = 1", "weight = 2"]
+
+
+def test_what_calls_took_is_shown_behind_the_policy_and_by_explain(
+    gpuq: Gpuq, fleet: Fleet, here: Path
+) -> None:
+    """160 (20 + 2 x 70) estimated, 40 (20 + 2 x 10) taken: 1 - 0.75 / 16 = 0.953125; 153."""
+    (here / "policy.toml").write_text("[pools.default]\napi = {}\n")
+    gpuq("policy", "apply", "policy.toml")
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    tokens = ("--input-tokens", "20", "--max-output-tokens", "70")
+    (job,) = gpuq("submit", "-q", *tokens, "--", "true").ids
+    fleet.post()
+    fleet.start(job)
+    fleet.finish(job, 0, report=e.Report(requests=1, input_tokens=20, output_tokens=10))
+    fleet.post()
+    shown = gpuq("policy", "show").out
+    assert re.fullmatch(
+        r"# default/batch: estimates of tokens count 0\.953 times, after 1 call "
+        r"\(\d{4}-\d\d-\d\d 0\.953\)",
+        shown.splitlines()[-1],
+    )
+    assert parse_policy(shown, source="p") == fleet.state.policy
+    known = gpuq("policy", "show", "--json").json["calibrations"]["default/batch"]
+    assert (known["factor_ppm"], known["calls"]) == (953_125, 1)
+    explained = gpuq("submit", "--explain", *tokens, "--", "true").err
+    assert "153 tokens" in explained
+    assert "0.953 times, by what calls took" in explained
 
 
 def test_who_was_demoted_before_would_get_what_was_asked_for(

@@ -73,7 +73,7 @@ def test_what_is_no_option_is_refused_with_the_mend(
 def test_the_command_line_and_python_refuse_alike(fleet: Fleet, gpuq: Gpuq, script: str) -> None:
     fleet.ready("n1-cpu0")
     fleet.post()
-    refused = gpuq("submit", script, "--class", "huge")
+    refused = gpuq("submit", "--class", "huge", script)
     from gpuq import RequestError, submit
 
     with pytest.raises(RequestError) as raised:

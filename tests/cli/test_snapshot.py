@@ -80,8 +80,10 @@ def test_ignore_files_are_respected_in_every_folder(
     write(
         project,
         {
-            ".gitignore": "*.pt\n/data/\nbuild\n",
-            ".gpuqignore": "*.log\n!kept.pt\n",
+            ".gitignore": "*.pt\n/data/\nbuild\n/weights/\n",
+            ".gpuqignore": "*.log\n!kept.pt\n!/weights/\n",
+            "weights/w": "",
+            "weights/a.log": "",
             "sub/.gitignore": "!best.pt\n/local.txt\n",
             "sub/.gpuqignore": "!train.log\n",
             "model.pt": "", "kept.pt": "", "data/x": "", "sub/data/x": "", "a.log": "",
@@ -92,6 +94,7 @@ def test_ignore_files_are_respected_in_every_folder(
     assert names_of(gpuq, fleet, tmp_path / "out") == [
         ".env", ".gitignore", ".gpuqignore", "build.txt", "kept.pt", "local.txt", "run.sh",
         "sub/.gitignore", "sub/.gpuqignore", "sub/best.pt", "sub/data/x", "sub/train.log",
+        "weights/w",
     ]  # fmt: skip
 
 

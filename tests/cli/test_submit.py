@@ -337,6 +337,22 @@ def test_a_mistake_is_one_line_with_the_mend_and_writes_nothing(
     assert facts_in(home) == []
 
 
+def test_a_class_that_the_policy_defines_may_be_asked_for(
+    gpuq: Gpuq, fleet: Fleet, tmp_path: Path
+) -> None:
+    policy = tmp_path / "team.toml"
+    policy.write_text("[classes.nightly]\nweight = 0.5\n")
+    assert gpuq("policy", "apply", str(policy)).rc == 0
+    fleet.post()
+    assert gpuq("submit", "--class", "nightly", "--", "true").rc == 0
+    refused = gpuq("submit", "--class", "nightli", "--", "true")
+    assert refused.rc == 64
+    assert (
+        "'nightli' is no class (a class is one of batch, interactive, nightly, system; did you "
+        "mean 'nightly'?)"
+    ) in refused.err
+
+
 def test_a_class_that_is_a_pool_or_a_gpu_is_told_so(gpuq: Gpuq, fleet: Fleet) -> None:
     fleet.ready("n1-gpu0", pool="big", gpu="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984)
     fleet.post()
@@ -430,3 +446,23 @@ def test_a_name_that_is_not_utf8_is_refused(gpuq: Gpuq) -> None:
     result = gpuq("submit", "--name", os.fsdecode(b"\xff"), "--", "true")
     assert (result.rc, result.err.count("\n")) == (64, 1)
     assert "name is not UTF-8" in result.err
+
+
+@pytest.mark.parametrize("url", ["http://h", "https://h:8443/a/b?c=d", "https://h.example.com/"])
+def test_a_url_to_notify_stands_in_the_spec(
+    gpuq: Gpuq, fleet: Fleet, script: str, url: str
+) -> None:
+    (job,) = gpuq("submit", "-q", "--notify", url, script).ids
+    fleet.post()
+    assert fleet.state.jobs[JobId(job)].spec.notify == url
+
+
+@pytest.mark.parametrize("text", ["mail me", "h/x", "ftp://h/x", "http://", "http://u:p@h/", "h t"])
+def test_what_is_no_url_to_notify_is_refused_with_the_mend(
+    gpuq: Gpuq, fleet: Fleet, script: str, text: str
+) -> None:
+    done = gpuq("submit", "--notify", text, script)
+    assert done.rc == 64
+    assert done.err == (
+        f"gpuq: {text!r} is no URL: say https://HOST/PATH (for a command: gpuq wait JOB; COMMAND)\n"
+    )

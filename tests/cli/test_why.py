@@ -60,7 +60,7 @@ def test_a_waiting_job_shows_its_turn_its_share_and_who_is_ahead(
     shown = lines(out)
     assert shown["flow"] == "o/batch/default, weight 1, served by wfq"
     assert shown["share"] == "owed 1.00 of 2 slots, served 1.00 now"
-    assert shown["ahead"] == "1 job of its own flow"
+    assert shown["ahead"] == f"1 job of its own flow | {busy[2]} o2"
     assert shown["slots"] == "2 serve and fit, 0 free"
     assert re.match(r"about \d\d:\d\d:\d\d \(in (19m5\ds|20m00s)\)", shown["may start"])
     running = out.split("run in its pool:\n")[1].splitlines()[1:]
@@ -114,6 +114,39 @@ def test_as_of_an_earlier_time_it_is_as_it_was_then(
     assert refused.rc == 64
     assert "stood in no page at" in refused.err
     assert gpuq("why", "o2", "--at", "tomorrow").rc == 64
+
+
+def test_a_limit_a_day_is_named_with_what_counts_and_when_there_is_room(
+    gpuq: Gpuq, fleet: Fleet
+) -> None:
+    """100 GPU-s a day, of which a run of 90 s used 90: 20 more have room when these have ceased
+    to count, at the first full hour that is a day or more from now."""
+    limits = Limits(gpu_seconds_per_day=100)
+    policy = Policy(flows={FlowId("o/batch/default"): FlowAgreement(limits=limits)})
+    fleet.report("cli-admin", e.PolicyApplied(at=fleet.store.clock_ms(), policy=policy))
+    fleet.ready("n1-gpu0", gpu="T4", memory_bytes=16)
+    fleet.post()
+    used, waits = (
+        gpuq("submit", "--org", "o", "-t", limit, "-q", "--", "true").ids[0]
+        for limit in ("1m40s", "20s")
+    )
+    fleet.post()
+    fleet.start(used)
+    fleet.finish(used, 0, ran_ms=90_000)
+    fleet.post()
+    reason = (
+        "flow o/batch/default counts 90 of at most 100 GPU-seconds a day, used or reserved; "
+        "it needs 20"
+    )
+    out = gpuq("why", waits).out
+    assert reason in " ".join(out.split("\n\n")[0].split())
+    assert re.fullmatch(
+        re.escape(reason) + r" \| room at the latest at \S+ \S+ \(in (1d|24h|25h).*\)",
+        lines(out)["day"],
+    )
+    day = gpuq("why", waits, "--json").json["standing"]["day"]
+    assert (day["limit"], day["reason"]) == ("flow o/batch/default", reason)
+    assert re.fullmatch(r"\S+T\d\d:00:00(\.000)?Z", day["eases_at"])
 
 
 def test_a_limit_is_named_with_the_time_since_which_it_holds(gpuq: Gpuq, fleet: Fleet) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ledger import keys
 from ledger.keys import BeatKey, FactKey, after_stamp, format_stamp, parse_stamp
 from ledger.names import BASE32, JobId, WorkerName, WriterName
+from ledger.stores.naming import is_key
 
 LAST_MS = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1000 + 999
 
@@ -48,6 +49,7 @@ def test_keys_are_the_ones_of_the_format_description() -> None:
     assert keys.page_key(7) == "journal/000000000007"
     assert keys.message_key("node3-gpu0", 7) == "mailbox/node3-gpu0/00000007"
     assert keys.claim_key("abcdefgh", 2) == "claims/abcdefgh.2"
+    assert keys.artifact_key("abcdefgh", 2) == "artifacts/abcdefgh.2"
     assert keys.log_piece_key("abcdefgh", 2, 7) == "logs/abcdefgh.2/000007"
     assert keys.log_key("abcdefgh", 2) == "logs/abcdefgh.2.log"
     assert keys.checkpoint_key(7) == "checkpoints/999999999992"
@@ -82,6 +84,7 @@ def test_message_key_round_trip(worker: str, n: int) -> None:
 @given(jobs, numbers, st.integers(0, 10**6 - 1))
 def test_claim_and_log_key_round_trip(job: JobId, attempt: int, n: int) -> None:
     assert keys.parse_claim_key(keys.claim_key(job, attempt)) == (job, attempt)
+    assert keys.parse_artifact_key(keys.artifact_key(job, attempt)) == (job, attempt)
     assert keys.parse_log_piece_key(keys.log_piece_key(job, attempt, n)) == (job, attempt, n)
 
 
@@ -135,6 +138,7 @@ STRAYS: list[tuple[Callable[[str], object], str]] = [
     (keys.parse_message_key, "mailbox/a/b/00000007"),
     (keys.parse_claim_key, "claims/abcdefgh.01"),
     (keys.parse_claim_key, "claims/abcdefg1.1"),
+    (keys.parse_artifact_key, "artifacts/abcdefgh.01"),
     (keys.parse_log_piece_key, "logs/abcdefgh.1/0000001"),
     (keys.parse_checkpoint_key, "checkpoints/99999999999"),
     (FactKey.parse, FACT.replace(".12.", ".1٢.")),
@@ -164,3 +168,13 @@ def test_what_format_would_not_give_is_refused(parse: Callable[[str], object], t
 def test_a_number_that_does_not_fit_makes_no_key(make: Callable[[], str]) -> None:
     with pytest.raises(ValueError, match="does not fit"):
         make()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "a/b.c", "~a/_b/-c", "A" * 255, "/".join(["x" * 99] * 9), "", "/a", "a/", "a//b", "../a",
+     "a/../b", ".", "a/.h", "a b", "ä", "a\n", "x" * 256, "/".join(["x" * 99] * 9) + "/x"],
+)  # fmt: skip
+def test_a_path_is_what_a_store_takes_for_a_key(text: str) -> None:
+    """Else a leader that looks for it would have to stop."""
+    assert (keys.PATH.fullmatch(text) is not None) == is_key(text)

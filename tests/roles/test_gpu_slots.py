@@ -376,6 +376,9 @@ class Statuses:
     def status(self, name: str) -> WorkerStatus:
         return self._statuses.get(name.replace("-", "_"), WorkerStatus())
 
+    def process_of(self, worker: WorkerName) -> str:
+        return worker
+
     def runs(self, name: str) -> bool:
         return True
 

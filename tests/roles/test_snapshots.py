@@ -197,6 +197,33 @@ def test_a_disk_that_does_not_take_it_is_a_matter_for_a_person(
         place_snapshot(context, BOOT, snapshot, tmp_path / "tree")
 
 
+def test_a_name_that_the_disk_cannot_hold_fails_that_job_alone(
+    store: DamagingStore, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = a_snapshot(store, tmp_path / "source")
+    deep = tmp_path.joinpath(*["x" * 250] * 17)  # more than the 4096 bytes of a path
+
+    def too_deep(archive: object, target: Path, manifest: object) -> None:
+        (deep / "f").touch()
+
+    monkeypatch.setattr("roles.snapshots.unpack", too_deep)
+    reason = place_snapshot(context, BOOT, snapshot, tmp_path / "tree")
+    assert reason == "its snapshot cannot be unpacked on this node: File name too long"
+
+
+def test_a_copy_that_fails_says_why(
+    store: DamagingStore, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = a_snapshot(store, tmp_path / "source")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    with pytest.raises(RequestError, match="No space left on device; free some disk"):
+        place_snapshot(context, BOOT, snapshot, tmp_path / "tree")
+
+
 def test_a_tree_is_removed_whatever_its_job_made_of_it(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "closed" / "deeper").mkdir(parents=True)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from ledger import events as e
 from ledger.arrays import member_id, member_of, size_of
+from ledger.daily import Use
+from ledger.estimates import may_use
 from ledger.events import AttemptRef, JobState, Liveness
-from ledger.names import FlowId, JobId, WorkerName
-from ledger.policy import Limits, Pool
-from ledger.state import Job, Phase, State, Worker
+from ledger.names import FlowId, JobId, WorkerName, flow_parts
+from ledger.policy import ClassSlots, Limits, Pool, WorkloadClass
+from ledger.projection import Projection
+from ledger.state import Attempt, Job, Phase, State, Worker
+from ledger.timings import DAY_MS
+from tests.scheduling.days import GpuDays
 from tests.world import World
 
 Bank = tuple[str, str, int, str]
@@ -18,7 +24,7 @@ Bank = tuple[str, str, int, str]
 class History:
     """Checks a world page by page; remembers what may not be taken back."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, day_ms: int = DAY_MS) -> None:
         self.world = world
         self.submitted: set[JobId] = set()
         self.retried: set[JobId] = set()
@@ -27,6 +33,7 @@ class History:
         self._final: dict[JobId, JobState] = {}
         self._virtual_times: dict[str, int] = {}
         self._numbers: Counter[WorkerName] = Counter()
+        self._days = GpuDays(day_ms)
 
     def check(self) -> None:
         state = self.world.state
@@ -39,7 +46,9 @@ class History:
         for pool in state.pools:
             check_no_slot_is_left_idle(state, pool)
         check_blocked_flows(state)
+        self._days.note(self.world.pages[-1], state)
         self._check_limits(state)
+        self._check_own_order(state)
 
     def _check_virtual_time(self, state: State) -> None:
         for name, clock in state.pools.items():
@@ -67,6 +76,24 @@ class History:
                 self._final.pop(job, None)
         assert sorted(state.ended) == sorted(j.id for j in state.jobs.values() if j.state.ended)
 
+    def _check_own_order(self, state: State) -> None:
+        """In a flow nothing starts before what needs the same and has more priority, or came first.
+
+        But for the one for which slots were kept.
+        """
+        kept: set[JobId] = set()
+        for decision in self.world.pages[-1].decisions:
+            if isinstance(decision, e.ReservationEnded):
+                kept.add(decision.job)
+            if not isinstance(decision, e.AttemptAssigned):
+                continue
+            if kept & {decision.job, (member_of(decision.job) or ("",))[0]}:
+                continue
+            job = state.jobs[decision.job]
+            for other in state.jobs.values():
+                if other.in_queue and needs(other) == needs(job):
+                    assert (other.priority, -other.arrival) < (job.priority, -job.arrival)
+
     def _check_mailboxes(self, state: State) -> None:
         """Numbers are dense, and every message that may be unread is kept."""
         for decision in self.world.pages[-1].decisions:
@@ -90,6 +117,15 @@ class History:
                 job = state.jobs[decision.job]
                 assert not own_limits_broken(state, job, more=0), job.id
                 assert not pool_limits_broken(state, job, more=0), job.id
+                if self._days.gpus(decision):
+                    self._check_days(state, job)
+
+    def _check_days(self, state: State, job: Job) -> None:
+        """What was used within a day, and what was promised to what runs, keep the limit."""
+        for scope, limits in state.policy.limits_of(job.placed.flow):
+            if limits.gpu_seconds_per_day:
+                used_ms = self._days.used_ms(scope, state.at)
+                assert used_ms <= 1_000 * limits.gpu_seconds_per_day, (job.id, scope)
 
     def _check_jobs(self, state: State) -> None:
         known = state.jobs.keys() | state.archive.keys()
@@ -108,6 +144,16 @@ class History:
             if attempt.phase is Phase.REVOKING
         ]
         assert Counter(state.revoking) == Counter(revoking)
+
+
+def needs(job: Job) -> tuple[object, ...]:
+    """Jobs of which this is the same compete for the same slots in the same flow."""
+    spec = job.placed
+    name = spec.name if spec.worker else ""
+    return (
+        spec.flow, spec.slots, spec.gpu_type, spec.gpu_memory_bytes, spec.worker, name,
+        set(spec.exclude),
+    )  # fmt: skip
 
 
 def check_standing(job: Job) -> None:
@@ -155,8 +201,8 @@ def check_flows(state: State) -> None:
     suspended: Counter[str] = Counter()
     running: Counter[FlowId] = Counter()
     for job in state.jobs.values():
-        waiting[job.placed.flow] += job.waiting if job.is_offered else 0
-        suspended[job.placed.pool] += job.waiting if is_suspended(job) else 0
+        waiting[job.placed.flow] += job.waiting if job.in_queue else 0
+        suspended[job.placed.pool] += job.waiting if job.is_waiting and not job.in_queue else 0
         running[job.placed.flow] += sum(not attempt.settled for attempt in job.attempts)
     by_pool: Counter[tuple[str, str]] = Counter()
     for name, flow in state.flows.items():
@@ -166,11 +212,6 @@ def check_flows(state: State) -> None:
     for pool, clock in state.pools.items():
         assert clock.waiting == by_pool[pool, "waiting"] + suspended[pool]
         assert clock.running == by_pool[pool, "running"]
-
-
-def is_suspended(job: Job) -> bool:
-    """Whether an array's own limit keeps back what it has left."""
-    return job.state is JobState.PENDING and not job.is_offered
 
 
 def check_slots(state: State) -> None:
@@ -222,7 +263,8 @@ def fits(state: State, job: Job, *, only_free: bool) -> bool:
         and spec.gpu_type.lower() in gpu_name.lower()
         and memory_bytes >= spec.gpu_memory_bytes
         and (not spec.worker or spec.worker in names)
-        for (_, gpu_name, memory_bytes, _), names in banks(
+        and node not in spec.exclude
+        for (node, gpu_name, memory_bytes, _), names in banks(
             state, spec.pool, only_free=only_free
         ).items()
     )
@@ -231,17 +273,22 @@ def fits(state: State, job: Job, *, only_free: bool) -> bool:
 def check_no_slot_is_left_idle(state: State, pool: str) -> None:
     """No job waits beside slots that would do, unless they are kept for another, or a limit
     holds it, one before it in its flow, or (a limit of the pool) the one whose turn it is."""
-    waiting = [j for j in state.jobs.values() if j.is_offered]
+    waiting = [j for j in state.jobs.values() if j.in_queue]
     if any(j.placed.pool == pool and pool_limits_broken(state, j, more=1) for j in waiting):
         return
     held = {j.placed.flow for j in waiting if own_limits_broken(state, j, more=1)}
-    if state.policy.discipline(pool) == "fifo" or pool in state.reservations:
+    if state.policy.discipline(pool) == "fifo":
+        return
+    if pool in state.reservations:
+        check_what_is_kept_is_taken(state, waiting, pool)
         return
     for job in state.jobs.values():
         if (
-            job.is_offered
+            job.in_queue
             and job.placed.pool == pool
             and job.placed.flow not in held
+            and not takes_what_is_kept(state, job)
+            and not long_limit_broken(state, job)
             and is_first_by_name(state, job)
         ):
             assert not fits(state, job, only_free=True), job.id
@@ -250,9 +297,10 @@ def check_no_slot_is_left_idle(state: State, pool: str) -> None:
 def is_first_by_name(state: State, job: Job) -> bool:
     """Whether no job of its flow that is pinned to the same worker goes before it."""
     return not job.placed.worker or not any(
-        (other.spec.name, other.arrival) < (job.spec.name, job.arrival)
+        (-other.priority, other.spec.name, other.arrival)
+        < (-job.priority, job.spec.name, job.arrival)
         for other in state.jobs.values()
-        if other.is_offered
+        if other.in_queue
         and (other.placed.worker, other.placed.flow) == (job.placed.worker, job.placed.flow)
     )
 
@@ -262,9 +310,9 @@ def check_blocked_flows(state: State) -> None:
     served: dict[FlowId, list[bool]] = defaultdict(list)
     held: set[FlowId] = set()
     for job in state.jobs.values():
-        if job.is_offered:
+        if job.in_queue:
             served[job.placed.flow].append(fits(state, job, only_free=False))
-            if own_limits_broken(state, job, more=1):
+            if own_limits_broken(state, job, more=1) or long_limit_broken(state, job):
                 held.add(job.placed.flow)
     for name, flow in state.flows.items():
         if flow.limit:
@@ -309,12 +357,194 @@ def own_limits_broken(state: State, job: Job, *, more: int) -> bool:
             return True
         if agreed.limits.slots_percent and here > share(state, spec.pool, agreed.limits):
             return True
-    return False
+        own_pool = {"pool": spec.pool} if of_one_pool else {}
+        if amounts_broken(state, job, agreed.limits, {**whose, **own_pool}, more=more):
+            return True
+    return shares_broken(state, job, more=more)
+
+
+Whose = dict[str, str]
+"""Organization, class and pool, as far as they matter."""
+
+
+def is_of(flow: FlowId, whose: Whose) -> bool:
+    names = zip(("organization", "workload_class", "pool"), flow_parts(flow), strict=True)
+    return whose.items() <= dict(names).items()
+
+
+def amounts_broken(state: State, job: Job, limits: Limits, whose: Whose, *, more: int) -> bool:
+    """Whether those have too much GPU memory, or of what a day allows, that the job needs too."""
+    spec = job.placed
+    memory_bytes = more * spec.slots * spec.gpu_memory_bytes
+    needs = may_use(state, spec, spec.slots if has_gpus(state, spec.pool) else 0)
+    total = needs if more else Use()
+    if not more:
+        assert job.last is not None
+        needs = job.last.draw.reserved
+    for attempt_job, attempt in running(state):
+        if is_of(attempt_job.placed.flow, whose):
+            memory_bytes += len(attempt.slots) * attempt_job.spec.gpu_memory_bytes
+            total = total.plus(attempt.draw.reserved.beyond(attempt.draw.booked))
+    for flows in state.used_by_hour.values():
+        for flow, used in flows.items():
+            total = total.plus(used) if is_of(flow, whose) else total
+    most_ms, most_micros = 1_000 * limits.gpu_seconds_per_day, limits.money_per_day_micros
+    return (
+        (bool(spec.gpu_memory_bytes) and 0 < limits.gpu_memory_bytes < memory_bytes)
+        or (bool(needs.gpu_ms) and 0 < most_ms < total.gpu_ms)
+        or (bool(needs.money_micros) and 0 < most_micros < total.money_micros)
+    )
+
+
+def running(state: State) -> Iterator[tuple[Job, Attempt]]:
+    """What holds slots that somebody else could have."""
+    for job in state.jobs.values():
+        for attempt in job.attempts:
+            if attempt.phase not in (Phase.LOST, Phase.ENDED):
+                yield job, attempt
+
+
+def has_gpus(state: State, pool: str) -> bool:
+    return any(
+        w.pool == pool and w.slot.kind == "gpu" and serves(state, w) for w in state.workers.values()
+    )
 
 
 def share(state: State, pool: str, limits: Limits) -> int:
     serving = sum(w.pool == pool and serves(state, w) for w in state.workers.values())
     return max(1, serving * limits.slots_percent // 100)
+
+
+# --- long jobs, computed the slow way -------------------------------------------------------
+
+
+def long_limit_broken(state: State, job: Job) -> bool:
+    """Whether too many long ones run already for this one, which is long."""
+    pool = state.policy.pools.get(job.placed.pool, Pool())
+    known = state.policy.classes.get(job.placed.workload_class, WorkloadClass())
+    for rule, whose in (
+        (pool.long_jobs, {"pool": job.placed.pool}),
+        (known.long_jobs, {"workload_class": job.placed.workload_class}),
+    ):
+        if rule is not None and _is_long(state, job, rule.above_ms):
+            running = [
+                other
+                for other in state.jobs.values()
+                if any(attempt.phase not in (Phase.LOST, Phase.ENDED) for attempt in other.attempts)
+                and all(getattr(other.placed, key) == value for key, value in whose.items())
+                and _is_long(state, other, rule.above_ms)
+            ]
+            if len(running) >= rule.max_running:
+                return True
+    return False
+
+
+def _is_long(state: State, job: Job, above_ms: int) -> bool:
+    known = state.policy.classes.get(job.placed.workload_class, WorkloadClass())
+    yields = job.spec.resumable and known.quantum_ms
+    is_call = state.policy.pools.get(job.placed.pool, Pool()).api is not None
+    return job.size > above_ms and not yields and not is_call
+
+
+# --- shares of classes, computed the slow way ----------------------------------------------
+
+
+def slots_of_classes(state: State, pool: str) -> dict[str, ClassSlots]:
+    return state.policy.pools.get(pool, Pool()).class_slots
+
+
+def used_by(state: State, workload_class: str, pool: str) -> int:
+    return slots_of(state, workload_class=workload_class, pool=pool)
+
+
+def shares_broken(state: State, job: Job, *, more: int) -> bool:
+    """Whether its class has more than its most, or could not have it of what others keep."""
+    spec = job.placed
+    own = slots_of_classes(state, spec.pool).get(spec.workload_class, ClassSlots())
+    if own.max and used_by(state, spec.workload_class, spec.pool) + more * spec.slots > own.max:
+        return True
+    if not more or not takes_what_is_kept(state, job):
+        return False
+    serving = sum(len(names) for names in banks(state, spec.pool, only_free=False).values())
+    return spec.slots == 1 or serving - spec.slots < kept(state, job, used=False)
+
+
+def kept(state: State, job: Job, *, used: bool = True) -> int:
+    """Slots that other classes keep beyond what they have (``used``), or in all."""
+    spec = job.placed
+    if state.policy.discipline(spec.pool) == "fifo":
+        return 0
+    return sum(
+        max(0, own.min - (used_by(state, name, spec.pool) if used else 0))
+        for name, own in slots_of_classes(state, spec.pool).items()
+        if name != spec.workload_class
+    )
+
+
+def within_min(state: State, job: Job) -> bool:
+    spec = job.placed
+    own = slots_of_classes(state, spec.pool).get(spec.workload_class, ClassSlots())
+    return used_by(state, spec.workload_class, spec.pool) + spec.slots <= own.min
+
+
+def takes_what_is_kept(state: State, job: Job) -> bool:
+    """Whether it would leave other classes less than is kept for them."""
+    others = kept(state, job)
+    free = sum(len(names) for names in banks(state, job.placed.pool, only_free=True).values())
+    return bool(others) and not within_min(state, job) and free - job.spec.slots < others
+
+
+def check_what_is_kept_is_taken(state: State, waiting: list[Job], pool: str) -> None:
+    """No reservation keeps a class from what is kept for it (of flows with narrow jobs only)."""
+    flows = {job.placed.flow for job in waiting if job.placed.pool == pool}
+    for flow in flows:
+        jobs = [job for job in waiting if job.placed.flow == flow]
+        if all(
+            job.spec.slots == 1
+            and not job.placed.worker
+            and within_min(state, job)
+            and not own_limits_broken(state, job, more=1)
+            for job in jobs
+        ):
+            assert not any(fits(state, job, only_free=True) for job in jobs), flow
+
+
+def check_each_assignment(projection: Projection, page: e.Page) -> None:
+    """At the instant of each assignment of the page: no limit is broken, nothing that is kept
+    is taken, and who has what his class is owed passes nobody who has not."""
+    projection.begin(page.at, page.epoch, page.leader, page.facts, page.seen)
+    before: e.AnyDecision | None = None
+    for decision in page.decisions:
+        if isinstance(decision, e.AttemptAssigned):
+            state = projection.state
+            job = state.jobs.get(decision.job) or projection.member_left(decision.job)
+            assert job is not None, decision.job
+            assert not own_limits_broken(state, job, more=1), job.id
+            assert not pool_limits_broken(state, job, more=1), job.id
+            assert not takes_what_is_kept(state, job), job.id
+            assert not long_limit_broken(state, job), job.id
+            if not decision.backfill and not isinstance(before, e.ReservationEnded):
+                check_nobody_is_owed(state, job)
+        projection.apply_decision(decision)
+        before = decision
+
+
+def check_nobody_is_owed(state: State, job: Job) -> None:
+    """A job whose class has what it is owed goes: none waits whose class has less, and fits."""
+    spec = job.placed
+    shares = slots_of_classes(state, spec.pool)
+    owed = {name: own.nominal - used_by(state, name, spec.pool) for name, own in shares.items()}
+    is_strict = state.policy.is_strict(spec.workload_class)
+    is_owed = owed.get(spec.workload_class, 0) > 0
+    if is_strict or is_owed or state.policy.discipline(spec.pool) == "fifo":
+        return
+    waiting = [other for other in state.jobs.values() if other.in_queue]
+    waiting = [other for other in waiting if other.placed.pool == spec.pool]
+    held = {other.placed.flow for other in waiting if own_limits_broken(state, other, more=1)}
+    for other in waiting:
+        is_owed = owed.get(other.placed.workload_class, 0) > 0
+        if is_owed and other.placed.flow not in held and not long_limit_broken(state, other):
+            assert not fits(state, other, only_free=True) or not is_first_by_name(state, other)
 
 
 def pool_limits_broken(state: State, job: Job, *, more: int) -> bool:
@@ -325,6 +555,8 @@ def pool_limits_broken(state: State, job: Job, *, more: int) -> bool:
     if pool.limits.slots and used > pool.limits.slots:
         return True
     if pool.limits.slots_percent and used > share(state, spec.pool, pool.limits):
+        return True
+    if amounts_broken(state, job, pool.limits, {"pool": spec.pool}, more=more):
         return True
     if pool.api is None:
         return False

@@ -167,7 +167,9 @@ class Processes:
             e.MessageSkipped(at=self.world.at, worker=process.name, cursor=process.cursor),
         )
 
-    def end(self, process: Process, *, outcome: str, rc: int) -> None:
+    def end(
+        self, process: Process, *, outcome: str, rc: int, report: e.Report | None = None
+    ) -> None:
         """The job of the process has exited."""
         ref = process.running
         assert ref is not None
@@ -184,6 +186,7 @@ class Processes:
                 rc=rc,
                 started_at=process.started_at,
                 ended_at=self.world.at,
+                report=report,
             ),
         )
 

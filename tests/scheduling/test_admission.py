@@ -42,6 +42,31 @@ def fleet(policy: Policy | None = None) -> World:
             {"slots": 2, "pool": "big", "worker": "n3-gpu0"},
         ),
         ("n2-gpu0 serves pool 'big', not 'default'", {"worker": "n2-gpu0"}),
+        ("it excludes every node on which pool 'default' is", {"exclude": ("n1",)}),
+        (
+            "it excludes every node on which pool 'big' is",
+            {"exclude": ("n1", "n2", "n3"), "pool": "big"},
+        ),
+        (
+            "it excludes every node on which n2-gpu0 is",
+            {"exclude": ("n2",), "pool": "big", "worker": "n2-gpu0"},
+        ),
+        (
+            "it excludes every node on which n9-gpu0 is",
+            {"exclude": ("n9",), "worker": "n9-gpu0"},
+        ),
+        (
+            "no node of pool 'big' has 2 such slots (at most 1)",
+            {"exclude": ("n2",), "pool": "big", "slots": 2},
+        ),
+        (
+            "it excludes what is no node, or more than 256 of them",
+            {"exclude": ("N1",)},
+        ),
+        (
+            "it excludes what is no node, or more than 256 of them",
+            {"exclude": tuple(f"x{number}" for number in range(257))},
+        ),
         ("a job needs at least one slot, not 0", {"slots": 0}),
         ("a job needs at least one slot, not -2", {"slots": -2}),
         ("times, sizes and counts cannot be negative", {"estimate_ms": -1}),
@@ -96,6 +121,7 @@ def test_a_policy_with_pools_knows_all_pools() -> None:
         pytest.param({"pool": "nowhere"}, id="a pool that may still get workers"),
         pytest.param({"worker": "n9-gpu0"}, id="a worker that may still report"),
         pytest.param({"slots": 64, "pool": "nowhere"}, id="of any size"),
+        pytest.param({"exclude": ("n1",), "pool": "nowhere"}, id="on another node"),
     ],
 )
 def test_what_may_run_one_day_waits(spec: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ over, and all work drains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from unittest.mock import patch
 
@@ -17,28 +18,30 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ledger import events as e
-from ledger.arrays import member_id
+from ledger.arrays import member_id, member_of
 from ledger.checkpoint import decode_checkpoint, encode_checkpoint
 from ledger.events import JobState, Liveness
-from ledger.names import FlowId, NodeName
+from ledger.names import FlowId, JobId, NodeName
 from ledger.policy import (
     DISCIPLINES,
     SHARES,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
     Organization,
     Policy,
     Pool,
+    Price,
     WorkloadClass,
 )
 from ledger.projection import Projection
-from ledger.state import State
+from ledger.state import Job, State
 from scheduling.decide import Scheduler
 from scheduling.placement import Fleet, Shape
 from scheduling.turn import take_turn
-from tests.scheduling.checks import History
+from tests.scheduling.checks import History, check_each_assignment
 from tests.scheduling.processes import Process, Processes
 from tests.world import World, job_id, sha256_of
 
@@ -53,13 +56,18 @@ SLOTS = {
 }
 """n3 is in a pool of its own where a policy says so."""
 
+DAY_MS = 20_000
+
 SMALL = {
     "ledger.transitions.RECENT_ENDED_MAX": 4,
     "ledger.transitions.RECENT_STEMS_MAX": 3,
+    "ledger.daily.DAY_MS": DAY_MS,
+    "ledger.daily.HOUR_MS": 2_000,
     "ledger.health.COMMANDS_MAX": 3,
     "ledger.health.NODES_MAX": 2,
     "ledger.health.ROW": 2,
     "scheduling.health.PAUSE_MS": 3_000,
+    "scheduling.aside.UNKNOWN_WITHIN_MS": 4_000,
 }
 """Limits that short histories reach."""
 
@@ -71,6 +79,18 @@ limits = st.builds(
     submissions_per_minute=st.sampled_from([0, 0, 0, 6]),
     queue_length=st.sampled_from([0, 0, 0, 3]),
     queue_age_ms=st.sampled_from([0, 0, 3_000]),
+    gpu_memory_bytes=st.sampled_from([0, 0, 0, 30]),
+    gpu_seconds_per_day=st.sampled_from([0, 0, 0, 5, 12]),
+    money_per_day_micros=st.sampled_from([0, 0, 0, 150]),
+)
+class_slots = st.builds(
+    ClassSlots,
+    min=st.sampled_from([0, 0, 1, 2]),
+    nominal=st.sampled_from([0, 1, 2]),
+    max=st.sampled_from([0, 0, 2, 3]),
+)
+shares_of_classes = st.fixed_dictionaries(
+    {}, optional={"batch": class_slots, "interactive": class_slots}
 )
 nodes = st.sampled_from(NODES)
 
@@ -90,7 +110,7 @@ class Histories(RuleBasedStateMachine):
         for name, value in SMALL.items():
             self.patches.enter_context(patch(name, value))
         self.world = World()
-        self.history = History(self.world)
+        self.history = History(self.world, DAY_MS)
         self.processes = Processes(self.world)
         self.reader = self.world.fold()
         self.late_reader, self.second = restored(self.world.state)
@@ -108,6 +128,7 @@ class Histories(RuleBasedStateMachine):
         """The leader posts a page, and everybody who follows agrees with it."""
         world = self.world
         restarted, fresh = restored(world.state)
+        stepwise = restored(world.state)[0]
         world.turn(elected=elected, after_ms=after_ms)
         page = world.pages[-1]
         for projection, scheduler in ((restarted, fresh), (self.late_reader, self.second)):
@@ -124,6 +145,7 @@ class Histories(RuleBasedStateMachine):
             assert (decisions, fair) == (page.decisions, page.fair)
             projection.finish(page.seq, sha256_of(page))
             assert projection.state == world.state
+        check_each_assignment(stepwise, page)
         assert self.reader.apply(page, sha256_of(page))
         assert encode_checkpoint(self.reader.state) == encode_checkpoint(world.state)
         assert self.reader.fair.digest() == page.fair
@@ -168,6 +190,9 @@ class Histories(RuleBasedStateMachine):
         slots=st.sampled_from([1, 1, 1, 2, 3]),
         worker=st.sampled_from(["", "", "", "n1-gpu0", "n2-gpu1"]),
         gpu_type=st.sampled_from(["", "", "", "H100"]),
+        exclude=st.sampled_from([(), (), ("n1",), ("n2", "n9"), ("n3", "n1")]),
+        priority=st.sampled_from([0, 0, 0, 5, -100, 100]),
+        gpu_memory_bytes=st.sampled_from([0, 0, 10, 20]),
         estimate_ms=st.integers(0, 4_000),
         time_limit_ms=st.sampled_from([0, 500, 3_000]),
         idempotent=st.booleans(),
@@ -177,10 +202,28 @@ class Histories(RuleBasedStateMachine):
         patience_ms=st.sampled_from([0, 0, 0, 4_000]),
         input_tokens=st.sampled_from([0, 20, 60, 120]),
         resumable=st.booleans(),
+        after_artifacts=st.sampled_from([(), (), (), ("artifacts/x",), ("x/y", "artifacts/x")]),
+        begins_in_ms=st.sampled_from([0, 0, 0, 0, 2_500]),
+        after=st.lists(st.tuples(indexes, st.sampled_from(e.ENDS)), max_size=3),
     )
     def a_job_is_submitted(
-        self, copies: int, held: bool, patience_ms: int = 0, **spec: object
+        self,
+        copies: int,
+        held: bool,
+        patience_ms: int = 0,
+        begins_in_ms: int = 0,
+        after: Sequence[tuple[int, str]] = (),
+        **spec: object,
     ) -> None:
+        """At times after others, which may not be there yet."""
+        known = len(self.history.submitted)
+        spec["after"] = tuple(
+            e.Dependency(job=job_id(index % (known + 2)), end=end)
+            for index, end in after
+            if index % 3 == 0
+        )
+        if begins_in_ms:
+            spec["begin_at"] = self.world.at + begins_in_ms
         deadline_at = self.world.at + patience_ms if patience_ms else 0
         for _ in range(copies):
             self.history.submitted.add(
@@ -194,21 +237,18 @@ class Histories(RuleBasedStateMachine):
         slots=st.sampled_from([1, 1, 2]),
         idempotent=st.booleans(),
         held=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, 5, -100]),
         retries=st.sampled_from([0, 0, 1]),
         patience_ms=st.sampled_from([0, 0, 0, 4_000]),
+        after_artifacts=st.sampled_from([(), (), (), ("artifacts/x",)]),
+        begins_in_ms=st.sampled_from([0, 0, 0, 2_500]),
+        after=st.lists(st.tuples(indexes, st.sampled_from(e.ENDS)), max_size=2),
     )
     def an_array_is_submitted(
-        self,
-        ranges: tuple[tuple[int, int, int], ...],
-        at_once: int,
-        patience_ms: int,
-        **spec: object,
+        self, ranges: tuple[tuple[int, int, int], ...], at_once: int, **spec: object
     ) -> None:
         array = e.ArraySpec(ranges=ranges, at_once=at_once)
-        deadline_at = self.world.at + patience_ms if patience_ms else 0
-        self.history.submitted.add(
-            self.world.submit(array=array, deadline_at=deadline_at, **spec)  # type: ignore[arg-type]
-        )
+        self.a_job_is_submitted(copies=1, array=array, **spec)
 
     @rule(
         index=indexes,
@@ -219,6 +259,10 @@ class Histories(RuleBasedStateMachine):
         """Begun or not, and also of what is no array, or not submitted yet."""
         job = member_id(job_id(index % (len(self.history.submitted) + 1)), member)
         getattr(self.world, act)(job)
+
+    @rule(path=st.sampled_from(["artifacts/x", "x/y"]))
+    def an_artifact_is_found(self, path: str) -> None:
+        self.world.see(e.ArtifactSeen(path=path))
 
     @rule(index=indexes)
     def a_job_is_cancelled(self, index: int) -> None:
@@ -247,10 +291,13 @@ class Histories(RuleBasedStateMachine):
         discipline=st.sampled_from(DISCIPLINES),
         share=st.sampled_from(SHARES),
         api=st.sampled_from([None, None, ApiLimits(tokens_per_minute=100, in_flight=2)]),
+        price=st.sampled_from([Price(), Price(request_micros=10, input_micros=1_000)]),
+        threshold_bytes=st.sampled_from([0, 7]),
         of_pool=limits,
         of_organization=limits,
         of_class=limits,
         of_flow=limits,
+        shares=shares_of_classes,
         strict=st.booleans(),
         demote=st.booleans(),
     )
@@ -259,14 +306,25 @@ class Histories(RuleBasedStateMachine):
         discipline: str,
         share: str,
         api: ApiLimits | None,
+        price: Price,
+        threshold_bytes: int,
         of_pool: Limits,
         of_organization: Limits,
         of_class: Limits,
         of_flow: Limits,
+        shares: dict[str, ClassSlots],
         strict: bool,
         demote: bool,
     ) -> None:
-        pool = Pool(discipline=discipline, share=share, limits=of_pool, api=api)
+        pool = Pool(
+            discipline=discipline,
+            share=share,
+            limits=of_pool,
+            class_slots=shares,
+            api=api,
+            price=price,
+            memory_threshold_bytes=threshold_bytes,
+        )
         interactive = WorkloadClass(
             strict=strict,
             allow=(AllowRule(organizations=("a", "b")),),
@@ -324,11 +382,14 @@ class Histories(RuleBasedStateMachine):
         index=indexes,
         outcome=st.sampled_from(["exited", "exited", "timeout", "oom", "exclusive"]),
         rc=st.sampled_from([0, 0, 1]),
+        tokens=st.sampled_from([0, 1, 500]),
     )
-    def a_job_ends(self, index: int, outcome: str, rc: int) -> None:
+    def a_job_ends(self, index: int, outcome: str, rc: int, tokens: int = 0) -> None:
         running = [p for p in self.processes.workers.values() if p.running is not None]
         if running:
-            self.processes.end(running[index % len(running)], outcome=outcome, rc=rc)
+            report = e.Report(input_tokens=tokens) if tokens else None
+            process = running[index % len(running)]
+            self.processes.end(process, outcome=outcome, rc=rc, report=report)
 
     @rule(index=indexes, forgets=st.booleans())
     def a_worker_starts_again(self, index: int, forgets: bool) -> None:
@@ -371,6 +432,28 @@ class Histories(RuleBasedStateMachine):
         finally:
             self.patches.close()
 
+    def with_a_reason_to_be_open(self, jobs: list[Job]) -> set[JobId]:
+        """Those that are held, that nothing serves, or that wait for such a one, in turn.
+
+        An array is for as long as one of its members is.
+        """
+        fleet = Fleet(self.world.state)
+        reason = {
+            job.id
+            for job in jobs
+            if job.state is JobState.HELD
+            or (job.in_queue and not fleet.serves(job.placed.pool, Shape.of(job.placed)))
+        }
+        for _ in jobs:
+            reason |= {
+                job.id
+                for job in jobs
+                if job.aside_since is not None
+                and any(each.job in reason for each in job.spec.after)
+            }
+            reason |= {array[0] for job in reason if (array := member_of(job)) is not None}
+        return reason
+
     def drain(self) -> None:
         """All faults are over: everything that can run ends."""
         world, processes = self.world, self.processes
@@ -386,6 +469,10 @@ class Histories(RuleBasedStateMachine):
         self.post()
         for job in world.state.jobs.values():
             world.release(job.id)
+        for path in ("artifacts/x", "x/y"):
+            self.an_artifact_is_found(path)
+        self.post()
+        self.post(after_ms=SMALL["scheduling.aside.UNKNOWN_WITHIN_MS"])
         for _ in range(6 * 5 * len(self.history.submitted) + 6):
             self.post(after_ms=1)
             for process in processes.workers.values():
@@ -395,13 +482,8 @@ class Histories(RuleBasedStateMachine):
                     processes.end(process, outcome="exited", rc=0)
             for ref in world.state.revoking:
                 processes.settle_claim(ref)
-        fleet = Fleet(world.state)
-        for job in world.state.jobs.values():
-            shape = Shape.of(job.placed)
-            can_never_run = job.state is JobState.PENDING and not fleet.serves(
-                job.placed.pool, shape
-            )
-            assert job.state.ended or can_never_run or job.state is JobState.HELD, job
+        jobs = [job for job in world.state.jobs.values() if not job.state.ended]
+        assert {job.id for job in jobs} == self.with_a_reason_to_be_open(jobs)
         assert all(clock.running == 0 for clock in world.state.pools.values())
 
 

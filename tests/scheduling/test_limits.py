@@ -49,6 +49,24 @@ def end(made: World, job: JobId) -> list[e.AnyDecision]:
     return made.turn()
 
 
+def test_a_flow_that_two_limits_held_starts_when_the_second_has_room() -> None:
+    """Organization a and class batch may have one slot each, and both do: a's batch job waits
+    for the one, then only for the other."""
+    one = Limits(slots=1)
+    classes = {"batch": WorkloadClass(limits=one), "interactive": WorkloadClass()}
+    organizations = {"a": Organization(limits=one)}
+    made = world(Policy(organizations=organizations, classes=classes, pools=POOL))
+    first = made.submit("a", workload_class="interactive")
+    second = made.submit("b")
+    made.turn()
+    waits = made.submit("a")
+    made.turn()
+    end(made, first)
+    assert made.job(waits).state is JobState.PENDING
+    end(made, second)
+    assert made.job(waits).state is JobState.ASSIGNED
+
+
 OF_A = [
     Policy(organizations={"a": Organization(limits=Limits(slots=2))}, pools=POOL),
     Policy(flows={FlowId("a/batch/default"): FlowAgreement(limits=Limits(slots=2))}, pools=POOL),
@@ -133,6 +151,28 @@ def test_a_limit_in_all_pools_eases_in_all_pools() -> None:
     assert made.job(second).state is JobState.PENDING
     end(made, first)
     assert made.job(second).state is JobState.ASSIGNED
+
+
+def test_a_flow_of_which_several_limits_hold_jobs_is_freed_by_each() -> None:
+    """Class 3 of 3, ``a`` 1 of 2 slots: its job of 2 slots waits for ``a``, its next for the class.
+
+    When ``b`` ends a job, the class has room for 1: ``a`` is held no more, that very page.
+    """
+    policy = Policy(
+        organizations=OF_A[0].organizations,
+        classes={"batch": WorkloadClass(limits=Limits(slots=3))},
+        pools=POOL,
+    )
+    made = world(policy, slots=5)
+    for organization in "abb":
+        made.submit(organization, estimate_ms=60_000)
+    made.turn()
+    made.submit("a", slots=2)
+    made.submit("a")
+    made.turn()
+    assert made.state.flows[FlowId("a/batch/default")].limit == "organization a"
+    end(made, made.assigned()[1])
+    assert made.state.flows[FlowId("a/batch/default")].limit == ""
 
 
 def test_a_share_of_the_pool_grows_with_the_pool() -> None:

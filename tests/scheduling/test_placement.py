@@ -10,6 +10,7 @@ from ledger import events as e
 from ledger.events import JobState, Liveness
 from ledger.names import JobId, WorkerName
 from ledger.policy import Policy, Pool
+from scheduling.explain import Explainer
 from tests.world import World
 
 GIB = 1 << 30
@@ -49,6 +50,26 @@ def test_a_gpu_is_asked_for_by_part_of_its_name() -> None:
     world = gpu_world(n1=("NVIDIA A100-SXM4-40GB", 40, 1), n2=("NVIDIA H100 PCIe", 80, 1))
     assert place(world, gpu_type="h100") == ("n2-gpu0",)
     assert place(world, gpu_type="h100") == "PENDING"
+
+
+def test_an_excluded_node_is_never_taken() -> None:
+    """n2 is the better place of those for a job that excludes none: its GPU is smaller."""
+    world = gpu_world(n1=("H100", 80, 1), n2=("T4", 16, 2), n3=("H100", 80, 1))
+    assert place(world, exclude=("n2", "n1")) == ("n3-gpu0",)
+    assert place(world, exclude=("n2", "n3", "n2", "nowhere")) == ("n1-gpu0",)
+    assert place(world, exclude=("n2",)) == "PENDING"
+    assert place(world, exclude=("n3",)) == ("n2-gpu0",)
+
+
+def test_a_job_that_was_moved_to_a_worker_of_an_excluded_node_waits_and_says_why() -> None:
+    world = gpu_world(n1=("H100", 80, 1), n2=("H100", 80, 1))
+    job = world.submit(exclude=("n1",), held=True)
+    world.move(job, worker="n1-gpu0")
+    world.release(job)
+    world.turn()
+    assert world.job(job).in_queue
+    why = Explainer(world.projection).why(world.job(job))
+    assert why == "it excludes n1, the node of n1-gpu0"
 
 
 def test_a_smaller_gpu_is_taken_before_a_fuller_node() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -16,12 +17,16 @@ from ledger.policy import (
     SHARES,
     AllowRule,
     ApiLimits,
+    ClassSlots,
     FlowAgreement,
     Limits,
+    LongJobs,
     Organization,
     Policy,
     Pool,
+    Price,
     RetryRule,
+    SizeBuckets,
     WorkloadClass,
 )
 from scheduling.policy_file import parse_policy
@@ -199,6 +204,7 @@ def test_a_provider_is_a_service_also_without_limits() -> None:
 
 
 WEIGHT = "expected a number from 0.001 to 1000000 with at most three decimals, not"
+MONEY = "expected a number from 0.000001 to 1000000000 with at most six decimals, not"
 COUNT = "expected a whole number from 1 to 1000000000"
 ORG = "[organizations.a]\n"
 TIME = "expected a time such as 90s, 10m, 2h or 1d, not"
@@ -247,8 +253,6 @@ TIME = "expected a time such as 90s, 10m, 2h or 1d, not"
          "expected one of guests, not 'gusts'; did you mean 'guests'?"),
         ("default_organization = 'x'", ":1: default_organization: expected the name of an "
          "organization of this file, which has none"),
-        ("[classes.bach]\n", ":1: classes.bach: expected one of system, interactive, batch; "
-         "did you mean 'batch'?"),
         ("[classes.batch]\nwait_target = 90", f":2: classes.batch.wait_target: {TIME} 90"),
         ("[classes.batch]\nwait_target = '0s'", f":2: classes.batch.wait_target: {TIME} '0s'"),
         ("[classes.batch]\nwait_target = '-1s'", f":2: classes.batch.wait_target: {TIME} '-1s'"),
@@ -275,8 +279,20 @@ TIME = "expected a time such as 90s, 10m, 2h or 1d, not"
         (ORG + "limits = {submissions_burst = 3}", ":2: organizations.a.limits.submissions_burst: "
          "expected 'submissions_per_minute' beside it"),
         (ORG + "limits = {queue_lenght = 3}", ":2: organizations.a.limits.queue_lenght: expected "
-         "one of slots, submissions_per_minute, submissions_burst, queue_length, queue_age; "
-         "did you mean 'queue_length'?"),
+         "one of slots, submissions_per_minute, submissions_burst, queue_length, queue_age, "
+         "gpu_memory, gpu_seconds_per_day, money_per_day; did you mean 'queue_length'?"),
+        (ORG + "limits = {gpu_memory = '40'}", ":2: organizations.a.limits.gpu_memory: expected a "
+         "size such as 40G, 40GB or 40GiB, not '40'"),
+        (ORG + "limits = {gpu_seconds_per_day = '2h'}", ":2: organizations.a.limits."
+         f"gpu_seconds_per_day: {COUNT}, not '2h'"),
+        (ORG + "limits = {money_per_day = 0.0000001}", ":2: organizations.a.limits.money_per_day: "
+         f"{MONEY} 1E-7"),
+        (ORG + "limits = {money_per_day = 0}", ":2: organizations.a.limits.money_per_day: "
+         f"{MONEY} 0"),
+        ("[pools.x]\nprice = {request = 1}", ":2: pools.x.price: expected 'api' beside it: what "
+         "has a price is a call of a service"),
+        ("[pools.x]\napi = {}\nprice = {tokens = 1}", ":3: pools.x.price.tokens: expected one of "
+         "request, input_1000_tokens, output_1000_tokens"),
         ("[pools.x]\ndiscipline = 'lifo'", ":2: pools.x.discipline: expected one of wfq, sfq, "
          "fifo, strict, not 'lifo'; did you mean 'fifo'?"),
         ("[pools.x]\nworkers = 'n1'", ":2: pools.x.workers: expected a list of names, or patterns "
@@ -348,6 +364,93 @@ def test_a_fault_in_yaml_names_line_key_and_what_was_expected(text: str, says: s
     assert str(caught.value) == "p.yaml" + says
 
 
+@pytest.mark.parametrize(
+    ("pool", "says"),
+    [
+        ("class_slots = {bach = {max = 7}}", ".bach: expected one of system, interactive, batch; "
+         "did you mean 'batch'?"),
+        ("class_slots = {batch = {mx = 7}}", ".batch.mx: expected one of min, nominal, max; did "
+         "you mean 'max'?"),
+        ("class_slots = {batch = {}}", ".batch: expected at least one of min, nominal, max"),
+        ("class_slots = {batch = {nominal = 3, max = 2}}", ".batch: expected min, nominal and max "
+         "in this order of size"),
+        ("class_slots = {batch = {max = 0}}", ".batch.max: expected a whole number from 1 to "
+         "1000000000, not 0; leave it out for no limit"),
+        ("discipline = 'fifo'\nclass_slots = {batch = {min = 1}}", ": expected only 'max' in it, "
+         "or another discipline: fifo asks for nothing but arrival"),
+    ],
+)  # fmt: skip
+def test_wrong_shares_of_classes_are_refused(pool: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_policy(f"[pools.p]\n{pool}\n", source="p.toml")
+    line = 1 + len(pool.splitlines())
+    assert str(caught.value) == f"p.toml:{line}: pools.p.class_slots{says}"
+
+
+def test_a_file_may_define_further_classes_and_say_of_them_what_it_may_of_others() -> None:
+    policy = parse_policy(
+        """
+        [classes.system]
+        allow = [{submitters = ["root"]}]
+        otherwise = "demote to nightly"
+        [classes.nightly]
+        quantum = "1h"
+        [pools.p]
+        weights = {nightly = 2}
+        class_slots = {nightly = {max = 1}}
+        queue_age = {nightly = "1h"}
+        [flows."a/nightly/p"]
+        wait_target = "1d"
+        """,
+        source="p.toml",
+    )
+    assert list(policy.classes) == ["system", "interactive", "batch", "nightly"]
+    assert policy.classes["nightly"] == WorkloadClass(quantum_ms=3_600_000)
+    assert policy.classes["system"].demote_to == "nightly"
+    pool = policy.pools["p"]
+    assert pool.class_weights == {"nightly": 2_000}
+    assert pool.class_slots == {"nightly": ClassSlots(max=1)}
+    assert pool.queue_age_ms == {"nightly": 3_600_000}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[flows.'a/nightli/p']", "flows.'a/nightli/p': expected a flow: "
+         '"ORGANIZATION/CLASS/POOL", three names, the second one of system, interactive, batch, '
+         "nightly; did you mean 'nightly'?"),
+        ("[pools.p]\nweights = {nightli = 1}", "pools.p.weights.nightli: expected one of system, "
+         "interactive, batch, nightly; did you mean 'nightly'?"),
+        ("[classes.Big]", "classes.Big: expected a name of 1 to 63 characters of a-z, 0-9 and '-'"),
+    ],
+)  # fmt: skip
+def test_a_class_that_there_is_not_names_the_nearest(text: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_policy(f"[classes.nightly]\n{text}\n", source="p.toml")
+    assert str(caught.value) == f"p.toml:{1 + len(text.splitlines())}: {says}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("long_jobs = {above = '1h'}", "long_jobs: expected both 'above' and 'max_running'"),
+        ("long_jobs = {above = '1h', max_runing = 1}", "long_jobs.max_runing: expected one of "
+         "above, max_running; did you mean 'max_running'?"),
+        ("size_buckets = {small_first = 2}", "size_buckets: expected 'bounds' in it"),
+        ("size_buckets = {bounds = []}", "size_buckets.bounds: expected 1 to 7 times, each longer "
+         "than the one before"),
+        ("size_buckets = {bounds = ['2m', '1m']}", "size_buckets.bounds: expected 1 to 7 times, "
+         "each longer than the one before"),
+        ("size_buckets = {bounds = ['1m'], small_first = 0}", "size_buckets.small_first: expected "
+         "a whole number from 1 to 1000000000, not 0; leave it out for no limit"),
+    ],
+)  # fmt: skip
+def test_wrong_rules_of_sizes_are_refused(rule: str, says: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_policy(f"[classes.batch]\n{rule}\n", source="p.toml")
+    assert str(caught.value) == f"p.toml:2: classes.batch.{says}"
+
+
 def test_a_text_that_is_neither_says_so_of_both() -> None:
     with pytest.raises(RequestError) as caught:
         parse_policy("[x", source="p")
@@ -389,9 +492,14 @@ def test_a_strict_class_needs_all_three(limits: str, allow: bool, lacks: str) ->
 # --- the way back
 
 names = st.from_regex(r"[a-z0-9-]{1,20}", fullmatch=True)
-class_names = st.sampled_from(CLASSES)
+OWN_CLASS = "nightly-2"
+class_names = st.sampled_from([*CLASSES, OWN_CLASS])
 weights = st.integers(1, 1_000_000_000)
 counts = st.integers(0, 1_000_000_000)
+sizes = st.just(0) | st.builds(
+    operator.mul, st.integers(1, 999), st.sampled_from([1_000, 1 << 20, 10**9, 1 << 40])
+)
+amounts = st.integers(0, 10**15)
 ages_ms = st.integers(0, 3_650 * 86_400).map(lambda seconds: 1_000 * seconds)
 printable = st.characters(exclude_categories=("C", "Z"))
 submitters = st.text(printable, min_size=1, max_size=20)
@@ -406,6 +514,8 @@ def several(values: st.SearchStrategy) -> st.SearchStrategy:
 limits = st.builds(
     Limits, slots=counts, slots_percent=st.integers(0, 100), submissions_per_minute=counts,
     submissions_burst=counts, queue_length=counts, queue_age_ms=ages_ms,
+    gpu_memory_bytes=sizes,
+    gpu_seconds_per_day=counts, money_per_day_micros=amounts,
 ).filter(lambda limits: limits.submissions_per_minute or not limits.submissions_burst)  # fmt: skip
 organizations = st.builds(
     Organization, weight=weights, owner=st.just("") | lines, members=several(submitters),
@@ -415,32 +525,54 @@ rules = st.builds(
     AllowRule, submitters=several(submitters), organizations=several(name_patterns),
     pools=several(name_patterns), names=several(lines),
 ).filter(lambda rule: rule != AllowRule())  # fmt: skip
+long_jobs = st.none() | st.builds(
+    LongJobs, above_ms=ages_ms.filter(bool), max_running=counts.filter(bool)
+)
 classes = st.builds(
     WorkloadClass, weight=weights, allow=several(rules), demote_to=st.just("") | class_names,
-    strict=st.booleans(), wait_target_ms=ages_ms, limits=limits,
+    strict=st.booleans(), wait_target_ms=ages_ms, limits=limits, long_jobs=long_jobs,
+    size_buckets=st.none() | st.builds(
+        SizeBuckets, small_first=st.integers(1, 9),
+        bounds_ms=st.sets(ages_ms.filter(bool), min_size=1, max_size=7).map(sorted).map(tuple),
+    ),
 )  # fmt: skip
+shares_of_a_class = st.builds(
+    ClassSlots, min=st.integers(0, 3), nominal=st.sampled_from([0, 3, 4]),
+    max=st.sampled_from([0, 4, 9]),
+).filter(lambda own: own != ClassSlots())  # fmt: skip
 pools = st.builds(
     Pool, workers=several(name_patterns), discipline=st.sampled_from(DISCIPLINES),
     share=st.sampled_from(SHARES), class_weights=st.dictionaries(class_names, weights),
+    class_slots=st.dictionaries(class_names, shares_of_a_class), long_jobs=long_jobs,
     queue_age_ms=st.dictionaries(class_names, ages_ms.filter(bool)), limits=limits,
     api=st.none() | st.builds(
         ApiLimits, requests_per_minute=counts, tokens_per_minute=counts, in_flight=counts,
         output_factor=st.integers(1, 1_000),
     ),
+    memory_threshold_bytes=sizes,
+    price=st.builds(Price, request_micros=amounts, input_micros=amounts, output_micros=amounts),
     retry=st.builds(RetryRule, attempts_max=counts, budget_percent=st.integers(0, 1_000)),
-)  # fmt: skip
+).filter(lambda pool: pool.api is not None or pool.price == Price())  # fmt: skip
 flows = st.tuples(names, class_names, names).map(lambda parts: FlowId("/".join(parts)))
 
 
 def is_agreed(policy: Policy) -> bool:
     """What a file refuses, and each Struct on its own cannot know."""
     members = [member for o in policy.organizations.values() for member in o.members]
-    return len(members) == len(set(members)) and all(
-        not (known.demote_to and policy.classes[known.demote_to].allow)
-        and not (known.strict and not known.allow)
-        and not (known.strict and not (known.limits.slots or known.limits.slots_percent))
-        and not (known.strict and not (known.limits.queue_length or known.limits.queue_age_ms))
-        for known in policy.classes.values()
+    return (
+        len(members) == len(set(members))
+        and all(
+            not (known.demote_to and policy.classes[known.demote_to].allow)
+            and not (known.strict and not known.allow)
+            and not (known.strict and not (known.limits.slots or known.limits.slots_percent))
+            and not (known.strict and not (known.limits.queue_length or known.limits.queue_age_ms))
+            for known in policy.classes.values()
+        )
+        and not any(
+            pool.discipline == "fifo"
+            and any(own.min or own.nominal for own in pool.class_slots.values())
+            for pool in policy.pools.values()
+        )
     )
 
 
@@ -449,7 +581,7 @@ def policies(draw: st.DrawFn) -> Policy:
     stated = draw(st.dictionaries(names, organizations, max_size=3))
     return Policy(
         organizations=stated,
-        classes=draw(st.fixed_dictionaries(dict.fromkeys(CLASSES, classes))),
+        classes=draw(st.fixed_dictionaries(dict.fromkeys([*CLASSES, OWN_CLASS], classes))),
         pools=draw(st.dictionaries(names, pools, max_size=3)),
         flows=draw(st.dictionaries(flows, st.builds(
             FlowAgreement, wait_target_ms=ages_ms, limits=limits), max_size=2)),

@@ -43,6 +43,19 @@ def test_it_runs_on_while_nobody_waits_and_yields_as_soon_as_somebody_does() -> 
     assert stops(made.turn()) == [(job, e.YIELDED)]
 
 
+def test_it_does_not_yield_to_who_may_not_run_there() -> None:
+    made, job = running()
+    made.node_up("n2", 1)
+    made.turn()
+    other = made.submit("c", estimate_ms=3_600_000)
+    made.turn()
+    made.start(other)
+    made.submit("b", workload_class="interactive", exclude=("n1",))
+    assert stops(made.turn(after_ms=2 * QUANTUM_MS)) == []
+    made.submit("b", workload_class="interactive", exclude=("n2",))
+    assert stops(made.turn()) == [(job, e.YIELDED)]
+
+
 def test_who_waits_already_gets_the_slot_when_the_quantum_is_over() -> None:
     """The quantum ends at 60 s: at 59.999 nothing happens, and the leader wakes for the end."""
     made, job = running()

@@ -121,6 +121,31 @@ def test_where_every_attempt_fails_the_budget_bounds_them() -> None:
     assert 300 < attempts <= 330 + RETRY_FLOOR
 
 
+def test_a_retry_that_the_budget_of_the_flow_denied_says_so() -> None:
+    """No part of first attempts is added, so that ten retries are all there will ever be."""
+    made = world(RetryRule(budget_percent=0))
+    for _ in range(RETRY_FLOOR):
+        job = made.submit("a", retries=1, argv=(str(made.at),))
+        made.turn()
+        assert retried(fail(made, job))
+        made.cancel(job)
+        made.turn()
+    denied = made.submit("a", retries=1)
+    made.turn()
+    made.start(denied)
+    made.turn(after_ms=LONG_MS)
+    made.finish(denied, rc=3)
+    made.turn()
+    assert made.job(denied).state is JobState.FAILED
+    assert made.job(denied).reason == (
+        "not tried again: the retry budget of its flow is used up, 0 % of its first attempts"
+    )
+    wants_none = made.submit("a")
+    made.turn()
+    fail(made, wants_none)
+    assert made.job(wants_none).reason == ""
+
+
 def test_a_cancel_or_a_deadline_stops_them() -> None:
     made = world(slots=2)
     cancelled = made.submit("a", retries=3)

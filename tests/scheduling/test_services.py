@@ -122,6 +122,76 @@ def test_a_call_is_charged_its_tokens_and_settled_with_what_it_reports() -> None
     assert finish == {"a": 40_000_000, "b": 160_000_000}
 
 
+def reporting(made: World, job: JobId, tokens_in: int, tokens_out: int) -> None:
+    made.start(job)
+    made.turn()
+    report = e.Report(requests=1, input_tokens=tokens_in, output_tokens=tokens_out)
+    made.finish(job, report=report)
+    made.turn()
+
+
+def test_what_calls_report_changes_the_charge_of_later_ones_of_that_pool_and_class() -> None:
+    """20 + 2 x 70 = 160 estimated, 20 + 2 x 10 = 40 taken: the factor is 1 - 0.75 / 16 = 0.953125,
+    for whichever organization: 160 x 0.953125 = 152.5, so 153. The other class stays at 160."""
+    made = service(ApiLimits())
+    first = call(made, 20, 70)
+    made.turn()
+    reporting(made, first, 20, 10)
+    same = call(made, 20, 70, "b")
+    other = made.submit(
+        "b", pool="api", workload_class="interactive", input_tokens=20, max_output_tokens=70
+    )
+    made.turn()
+    assert [made.attempt(job).cost_ms for job in (same, other)] == [153, 160]
+    assert made.state.calibrations["api/batch"].factor_ppm == 953_125
+
+
+def test_what_waits_is_ranked_with_the_new_factor_in_the_same_page() -> None:
+    """One slot, wfq: ``c`` with 98 goes before ``b`` with 100, until a call of b's class takes a
+    quarter: then b counts 100 x 0.953125 = 96."""
+    made = service(ApiLimits(), slots=1, discipline="wfq")
+    running = call(made, 100, 0)
+    made.turn()
+    later = made.submit("c", pool="api", workload_class="interactive", input_tokens=98)
+    sooner = call(made, 100, 0, "b")
+    reporting(made, running, 25, 0)
+    assert states(made, sooner, later) == [JobState.ASSIGNED, JobState.PENDING]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "report"),
+    [
+        ("exited", None),
+        ("exited", e.Report(throttled=3)),
+        ("stopped", e.Report(input_tokens=1)),
+        ("timeout", e.Report(input_tokens=1)),
+    ],
+)
+def test_calls_that_were_cut_short_or_report_no_tokens_teach_nothing(
+    outcome: str, report: e.Report | None
+) -> None:
+    made = service(ApiLimits())
+    job = call(made, 20, 70)
+    made.turn()
+    made.start(job)
+    made.turn()
+    made.finish(job, outcome=outcome, report=report)
+    made.turn()
+    assert made.state.calibrations == {}
+
+
+def test_the_minute_is_reserved_whole_whatever_was_learnt() -> None:
+    """The factor is for charges: of 100 tokens a minute, a call of 20 + 70 still takes 90."""
+    made = service(ApiLimits(tokens_per_minute=100))
+    first = call(made, 20, 70)
+    made.turn()
+    reporting(made, first, 1, 1)
+    made.turn(after_ms=60_000)
+    call(made, 20, 70)
+    made.turn()
+    assert made.state.windows["api"].tokens == 90
+
+
 @pytest.mark.parametrize("taken_back", [True, False])
 def test_an_attempt_that_never_ran_gives_back_what_it_reserved(taken_back: bool) -> None:
     made = service(ApiLimits(tokens_per_minute=100), slots=2)

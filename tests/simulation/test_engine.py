@@ -7,8 +7,8 @@ import random
 import pytest
 
 from ledger import events as e
+from ledger.estimates import DEFAULT_COST_MS
 from ledger.policy import DISCIPLINES, Organization, Policy, Pool
-from ledger.transitions import DEFAULT_COST_MS
 from scheduling.decide import Scheduler
 from simulation.engine import Outcome, simulate
 from simulation.workload import SimJob, Workload, node, on_counting_pool, under

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.policy import Organization, Policy, Pool
-from scheduling.waterfill import water_filling
+from ledger.policy import Limits, Organization, Policy, Pool
+from scheduling.waterfill import capped_filling, water_filling
 from simulation.engine import Outcome, simulate
 from simulation.metrics import Figures, changes, jain, percentile, report
 from simulation.service_gap import worst_gaps
@@ -110,6 +110,41 @@ def test_water_filling() -> None:
     given = water_filling(8.0, demand, weights)
     assert [given[flow] for flow in flows] == pytest.approx([1, 7 / 3, 14 / 3])
     assert sum(given.values()) == pytest.approx(8)
+
+
+def test_water_filling_under_caps() -> None:
+    """12 slots, equal weights. a and b have 4 together, so 2 each; c wants 1; d gets the 7 left."""
+    demand = {"a": 9.0, "b": 9.0, "c": 1.0, "d": 9.0}
+    caps = [(["a", "b"], 4.0), (["b", "c"], 8.0)]
+    given = capped_filling(12.0, demand, dict.fromkeys(demand, 1.0), caps)
+    assert given == pytest.approx({"a": 2, "b": 2, "c": 1, "d": 7})
+
+
+def test_without_caps_it_is_plain_water_filling() -> None:
+    demand = {"a": 1.0, "b": 9.0, "c": 9.0}
+    weights = {"a": 1.0, "b": 1.0, "c": 2.0}
+    assert capped_filling(8.0, demand, weights, []) == pytest.approx(
+        water_filling(8.0, demand, weights)
+    )
+
+
+@pytest.mark.parametrize("limits", [{"slots": 1}, {"slots_percent": 25}])
+def test_nobody_is_owed_what_his_own_limit_forbids(limits: dict[str, int]) -> None:
+    """4 slots, each asks for 4 (a of 8 s, b of 4 s). a may run 1, so b is owed the other 3.
+
+    From 0 to 4 s a has 1 and b 3; b's fourth job then runs beside a's second, 4 s to 8 s.
+    b brought 16 slot-seconds: owed 12 by 4 s, and at 3 slots the last 4 by 5 1/3 s. Contested
+    for 8 s, until b has ended: a is owed its 1 slot throughout, 8 of 32 slot-seconds.
+    """
+    limited = {"a": Organization(limits=Limits(**limits)), "b": Organization()}
+    jobs = [job("a", 0, 8) for _ in range(4)] + [job("b", 0, 4) for _ in range(4)]
+    policy = Policy(organizations=limited, pools={"default": Pool(discipline="sfq")})
+    made = simulate(Workload(title="t", jobs=tuple(jobs), slots=node("n", 4)), policy)
+    assert report("x", made).contested_s == 8
+    assert figures(made, "a").owed_share == pytest.approx(8 / 32)
+    assert figures(made, "a").contested_share == pytest.approx(8 / 32)
+    assert figures(made, "b").owed_share == pytest.approx(16 / 32)
+    assert figures(made, "b").contested_share == pytest.approx(16 / 32)
 
 
 def test_weights_are_those_of_the_pool_and_of_its_way_to_share() -> None:

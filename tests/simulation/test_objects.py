@@ -19,11 +19,13 @@ from typing import Any
 import pytest
 
 from ledger.archive import Manifest
+from ledger.artifacts import ArtifactFile, ArtifactManifest
 from ledger.checkpoint import encode_checkpoint
 from ledger.clock import SystemClock
 from ledger.events import Snapshot, Submitted, decode_page, encode
 from ledger.journal import read_ledger
-from ledger.keys import checkpoint_key, page_key
+from ledger.keys import artifact_key, checkpoint_key, page_key
+from ledger.names import JobId
 from ledger.pieces import pieces_of, put_pieces
 from ledger.projection import Projection
 from ledger.state import State
@@ -360,6 +362,46 @@ def test_a_piece_that_a_snapshot_needs_is_named_if_it_is_missing(tmp_path: Path)
     difference = only(verdict(root))
     assert (difference.page, difference.key, difference.recorded) == (1, piece, None)
     assert difference.derived == "a piece of the snapshot that this page names"
+
+
+def artifacts_of(root: Path, job: str, body: bytes) -> bytes:
+    """A manifest of one file of one piece, which is put."""
+    store = store_of(root)
+    put_pieces(store, body)
+    file = ArtifactFile(path="a", mode=0o644, content=pieces_of(body))
+    ledger = read_ledger(store).ledger
+    return encode(
+        ArtifactManifest(ledger=ledger, job=JobId(job), attempt=1, files=(file,), notes=())
+    )
+
+
+def test_artifacts_and_their_pieces_are_looked_at(root: Path) -> None:
+    job = failed_job()
+    path = root / artifact_key(job, 1)
+    path.parent.mkdir()
+    path.write_bytes(artifacts_of(root, job, b"model"))
+    report = verdict(root)
+    assert report.differences == []
+    assert report.objects is not None
+    assert report.objects.artifacts == 1
+    piece = root / "blobs" / hashlib.sha256(b"model").hexdigest()
+    piece.unlink()
+    difference = only(verdict(root))
+    assert (difference.key, difference.recorded) == (f"blobs/{piece.name}", None)
+    assert difference.derived == f"a piece that artifacts/{job}.1 names"
+
+
+def test_artifacts_that_are_not_of_their_attempt_are_named(root: Path) -> None:
+    job = failed_job()
+    path = root / artifact_key(job, 1)
+    path.parent.mkdir()
+    path.write_bytes(artifacts_of(root, "aaaaaaaa", b"model"))
+    difference = only(verdict(root))
+    assert (difference.key, difference.field) == (f"artifacts/{job}.1", "body")
+    assert "name another attempt" in difference.recorded
+    path.rename(root / artifact_key("aaaaaaaa", 1))
+    difference = only(verdict(root))
+    assert (difference.key, difference.field) == ("artifacts/aaaaaaaa.1", "page")
 
 
 def test_a_checkpoint_of_another_state_is_named(root: Path) -> None:

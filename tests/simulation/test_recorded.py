@@ -7,12 +7,13 @@ import random
 import pytest
 
 from ledger.clock import SystemClock
-from ledger.events import JobState, Liveness
+from ledger.events import Dependency, JobState, Liveness
 from ledger.policy import DISCIPLINES, Policy
 from ledger.stores import open_store
-from simulation.engine import simulate
-from simulation.recorded import recorded, workload_of
-from simulation.workload import Workload
+from simulation.engine import Run, simulate
+from simulation.recorded import as_it_was, recorded, workload_of
+from simulation.service_gap import worst_gaps
+from simulation.workload import Workload, on_counting_pool
 from tests.simulation.ledgers import bodies_of, drain_queue, eventful_world, policy, write_ledger
 from tests.world import START_MS, World, running_job, world_of_one_node
 
@@ -35,6 +36,25 @@ def test_a_job_arrives_when_it_was_submitted_and_takes_what_it_took() -> None:
     assert (made.arrival_ms, made.recorded_start_ms) == (START_MS + 250, START_MS + 750)
     assert made.duration_ms == 4_000
     assert made.columns["job"] == job
+
+
+def test_a_job_that_waited_for_another_and_its_time_arrives_when_both_have_come() -> None:
+    """The first ends at 4 s; the second's time is 6 s."""
+    world = world_of_one_node()
+    world.node_up("n2", 1)
+    first = running_job(world)
+    begin_at = world.at + 6_000
+    second = world.submit(after=(Dependency(job=first),), begin_at=begin_at, exclude=("n1",))
+    world.turn(after_ms=4_000)
+    world.finish(first)
+    world.turn()
+    world.turn(after_ms=2_000)
+    world.start(second)
+    world.turn(after_ms=1_000)
+    world.finish(second)
+    world.turn()
+    made = workload(world).jobs[1]
+    assert (made.arrival_ms, made.exclude) == (begin_at, ("n1",))
 
 
 def test_what_never_ran_to_an_end_is_left_out_and_counted() -> None:
@@ -123,6 +143,47 @@ def test_under_its_own_policy_a_ledger_without_delays_starts_everything_when_it_
     assert [run.start_ms for run in outcome.runs] == [job.recorded_start_ms for job in made.jobs]
     waits = {run.wait_ms for run in outcome.runs}
     assert len(waits) > 10
+
+
+@pytest.mark.parametrize("discipline", ["strict", "wfq", "sfq"])
+def test_what_was_is_told_from_the_journal_as_the_engine_would_tell_it(discipline: str) -> None:
+    """Of a ledger without delays both must say the same of each job, and in the same order."""
+    made = workload(lived(random.Random(7), policy(discipline)))
+    was, again = as_it_was(made), simulate(made)
+    assert was is not None
+    assert [told(run) for run in was.runs] == [told(run) for run in again.runs]
+    assert [run.job for run in sorted(was.runs, key=lambda run: run.dispatch)] == [
+        run.job for run in sorted(again.runs, key=lambda run: run.dispatch)
+    ]
+    assert worst_gaps(was, "default") == worst_gaps(again, "default")
+
+
+def told(run: Run) -> tuple[object, ...]:
+    return run.start_ms, run.end_ms, run.workers, run.cost_ms, run.weight, run.backfill
+
+
+def test_of_two_attempts_that_which_ended_last_is_told() -> None:
+    """The first runs 1 s; the retry is assigned 3 s later and runs 5 s."""
+    world = world_of_one_node()
+    job = running_job(world)
+    world.at += 1_000
+    world.finish(job, rc=1)
+    world.turn(after_ms=2_000)
+    world.retry(job)
+    world.turn()
+    retried = world.at
+    world.start(job)
+    world.at += 5_000
+    world.finish(job)
+    world.turn()
+    was = as_it_was(workload(world))
+    assert was is not None
+    assert [(run.start_ms, run.end_ms) for run in was.runs] == [(retried, retried + 5_000)]
+
+
+def test_a_trace_or_another_pool_says_nothing_of_what_was() -> None:
+    made = workload(lived(random.Random(7), policy("wfq")))
+    assert as_it_was(on_counting_pool(made, 3)) is None
 
 
 def test_a_ledger_in_a_store(tmp_path: pytest.TempPathFactory) -> None:

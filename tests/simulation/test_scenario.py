@@ -1,4 +1,4 @@
-"""Scenario files: what a stream sends, what is refused, and what the three that ship show."""
+"""Scenario files: what a stream sends, what is refused, and what those that ship show."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nodes_and_a_policy() -> None:
         ('every = "20s"', 'evry = "20s"', "evry"),
         ("slots = 2", "", "either 'slots' or 'nodes'"),
         ('duration = "5s"', 'duration = "0s"', "begin at 1"),
-        ('every = "20s"', 'every = "20s"\nclass = "huge"', "huge"),
+        ('every = "20s"', 'every = "20s"\nclass = "huge"', "no class 'huge'"),
         ('title = "t"', "title = ", "t: "),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_fault_is_one_line_that_names_it(before: str, after: str, message: str
 
 
 def test_three_scenarios_ship() -> None:
-    assert scenario_names() == ["abc", "honest", "starvation"]
+    assert scenario_names() == ["abc", "honest", "starvation", "teams"]
 
 
 def test_abc_under_fair_sharing_b_is_quick_and_c_is_done_and_a_keeps_the_rest() -> None:

@@ -132,6 +132,15 @@ def test_a_listing_in_small_pages_is_the_whole_listing(store: SettlingStore) -> 
 
 
 @on_ordered
+def test_a_key_is_listed_under_itself_as_a_prefix(store: SettlingStore) -> None:
+    for key in ("a", "b/x", "b/x-y"):
+        store.put_once(key, b"")
+    assert [entry.key for entry in store.list("a")] == ["a"]
+    assert [entry.key for entry in store.list("b/x")] == ["b/x", "b/x-y"]
+    assert [entry.key for entry in store.list("b/x", "b/x")] == ["b/x-y"]
+
+
+@on_ordered
 def test_list_is_in_byte_order_of_the_whole_key(store: SettlingStore) -> None:
     written = ["a/x", "a-x", "a.b", "a0", "a/-", "a/y/z", "a/y-", "a~", "A", "_", "a-/q", "b"]
     for key in written:

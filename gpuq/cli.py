@@ -28,10 +28,8 @@ from gpuq import (
     policy,
     run,
     status,
+    submission,
     why,
-)
-from gpuq import (
-    submission as submit,
 )
 from gpuq.audit import audit_app
 from gpuq.config import Invocation, StoreFlags
@@ -126,9 +124,9 @@ def _add(
 
 
 _add(
-    submit.submit,
+    submission.submit,
     "submit",
-    cls=submit.SubmitCommand,
+    cls=submission.SubmitCommand,
     short="Submit script files, or a command.",
     examples=[
         "gpuq submit train.sh eval.sh",

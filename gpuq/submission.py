@@ -29,7 +29,6 @@ from gpuq.directives import said_by_script
 from gpuq.joboptions import (
     AFTER,
     AFTER_ARTIFACT,
-    BEGIN,
     CHDIR,
     CLASS,
     EXCLUDE,
@@ -266,7 +265,7 @@ def _wish(
         array=array_of(choices),
     )
     if 0 < typed.deadline_at <= typed.begin_at:
-        raise RequestError(f"{BEGIN.flags[0]} is not before its deadline")
+        raise RequestError("--begin is not before --deadline: say an earlier time, or none")
     _refuse_unsendable(typed)
     spec, blobs = _with_blobs(typed, body)
     return Wish(

@@ -11,7 +11,9 @@ from ledger.events import JobState
 from ledger.names import FlowId, JobId, WorkerName
 from ledger.projection import Projection
 from ledger.state import Job, State, Worker
+from ledger.timings import SECOND_MS
 from scheduling.aside import state_word, waited_for
+from scheduling.duration import format_units
 from scheduling.headroom import Headroom
 from scheduling.long_runs import LONG
 from scheduling.placement import Fleet, Shape, trouble
@@ -61,7 +63,10 @@ class Explainer:
 
     def _in(self, at_ms: int) -> str:
         left_ms = at_ms - self._now_ms
-        return f"in {-(-left_ms // 1000)} s" if left_ms > 0 else "now due"
+        if left_ms <= 0:
+            return "now due"
+        left_s = -(-left_ms // SECOND_MS)
+        return f"in {left_s} s" if left_s < 120 else f"in {format_units(left_s * SECOND_MS)}"
 
     def _aside(self, job: Job) -> str:
         """For whose end it stands aside, and how these stand now, and until when at least."""

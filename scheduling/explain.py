@@ -153,11 +153,13 @@ def _places(projection: Projection) -> dict[JobId, int]:
         if job.in_queue:
             spec = job.placed
             queues.setdefault((spec.flow, spec.worker), []).append(job)
-    return {
-        job.id: place
-        for (flow, _), queue in queues.items()
-        for place, job in enumerate(in_order(projection.state, flow, queue))
-    }
+    places: dict[JobId, int] = {}
+    for (flow, _), queue in queues.items():
+        before = 0
+        for job in in_order(projection.state, flow, queue):
+            places[job.id] = before
+            before += job.waiting
+    return places
 
 
 def jobs_ahead(state: State, job: Job) -> list[JobId]:

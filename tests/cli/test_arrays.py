@@ -160,3 +160,38 @@ def test_two_ways_to_ask_for_an_array_are_one_too_many(gpuq: Gpuq) -> None:
     assert gpuq("submit", "--sweep", "a=1", "--sweep", "a=2", "--", "true").rc == 64
     shown = gpuq("submit", "-n", "--json", "--sweep", "a=1,2", "--sweep", "b=0-4", "--", "true")
     assert shown.json[0]["members"] == 10
+
+
+def test_why_a_member_that_has_not_begun_waits_is_why_its_array_does(
+    gpuq: Gpuq, fleet: Fleet, array: JobId
+) -> None:
+    said = gpuq("why", f"{array}_7").out.splitlines()
+    assert said[0] == f"{array}_7 has not begun and waits as part of its array:"
+    assert said[1].startswith(f"{array} t waits: next of its flow; ")
+    assert gpuq("why", "--json", f"{array}_7").json["id"] == array
+    assert gpuq("why", f"{array}_0").out.startswith(f"{array}_0 t is assigned to n1-cpu")
+
+
+def test_why_an_array_is_at_its_own_limit_and_what_became_of_it(gpuq: Gpuq, fleet: Fleet) -> None:
+    for slot in range(3):
+        fleet.ready(f"n1-cpu{slot}")
+    (job,) = gpuq("submit", "-q", "--array", "0-2%1", "--name", "t", "--", "true").ids
+    fleet.post()
+    limited = "waits: 1 of its members are underway, as many as it allows"
+    assert gpuq("why", job).out.startswith(f"{job} t {limited}\n")
+    assert limited.removeprefix("waits: ") == gpuq("status", job, "--json").json["why"]
+    for index, rc in enumerate((0, 0, 3)):
+        fleet.finish(f"{job}_{index}", rc)
+        fleet.post()
+    assert gpuq("why", job).out.startswith(f"{job} t ended FAILED: 2 done, 1 failed\n")
+
+
+def test_a_job_waits_for_an_array_but_not_for_a_member(
+    gpuq: Gpuq, fleet: Fleet, array: JobId
+) -> None:
+    (job,) = gpuq("submit", "-q", "-d", array, "--", "true").ids
+    fleet.post()
+    assert gpuq("why", job).out.startswith(f"{job} true waits for afterok:{array} (PENDING)")
+    refused = gpuq("submit", "-d", f"{array}_3", "--", "true")
+    mend = f"a job can wait for a whole array, not for a member: say {array}"
+    assert (refused.rc, refused.err) == (64, f"gpuq: --after {array}_3: {mend}\n")

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from ledger import events as e
 from ledger.arrays import index_at, member_id, member_of
-from ledger.events import ArraySpec, JobState
-from ledger.names import JobId
+from ledger.events import ArraySpec, Dependency, JobState
+from ledger.names import FlowId, JobId
 from ledger.policy import DISCIPLINES, Limits, Organization, Policy, Pool
 from ledger.state import State
-from tests.world import World, world_of_one_node
+from tests.world import World, job_id, running_job, world_of_one_node
 
 
 def of(count: int, at_once: int = 0) -> ArraySpec:
@@ -316,3 +316,138 @@ def test_members_are_archived_as_other_jobs_are_and_the_array_goes_on_counting()
     folded: State = world.fold().state
     assert folded == world.state
     assert index_at(of(1_400), 1_399) == 1_399
+
+
+# -- one that stands aside
+
+
+def after(job: JobId, end: str = "ok") -> tuple[Dependency, ...]:
+    return (Dependency(job=job, end=end),)
+
+
+def waiting(world: World) -> tuple[int, int]:
+    """Jobs that wait in the flow of organization b, and in the pool."""
+    flow = world.state.flows.get(FlowId("b/batch/default"))
+    return flow.waiting if flow else 0, world.state.pools["default"].waiting
+
+
+def test_an_array_stands_aside_and_enters_its_queue_as_a_whole() -> None:
+    """Four slots, of which the first job has one: nothing but the dependency keeps the array."""
+    world = world_of_one_node(4)
+    first = running_job(world)
+    array = world.submit("b", array=of(3), after=after(first))
+    world.turn()
+    assert (world.job(array).state, world.job(array).in_queue) == (JobState.PENDING, False)
+    assert waiting(world) == (0, 0)
+    world.finish(first)
+    world.turn()
+    assert world.assigned()[1:] == [member_id(array, index) for index in range(3)]
+
+
+def test_the_members_of_an_array_do_not_wait_again_for_what_it_waited_for() -> None:
+    """What ran and was lost goes back to its queue, although the first is tried again by then."""
+    world = world_of_one_node(2)
+    first = running_job(world)
+    array = world.submit("b", array=of(1), after=after(first, "notok"), idempotent=True)
+    world.turn()
+    world.finish(first, rc=1)
+    world.turn()
+    world.retry(first)
+    world.start(member_id(array, 0))
+    world.turn()
+    world.lost(member_id(array, 0))
+    world.turn()
+    assert len(world.job(member_id(array, 0)).attempts) == 2
+
+
+def test_a_job_waits_until_all_members_have_ended_and_whether_all_completed() -> None:
+    world = world_of_one_node(2)
+    array = world.submit(array=of(2))
+    if_all, anyhow = (world.submit("b", after=after(array, end)) for end in ("ok", "any"))
+    world.turn()
+    for index, rc in ((0, 0), (1, 3)):
+        assert world.job(if_all).state is world.job(anyhow).state is JobState.PENDING
+        world.start(member_id(array, index))
+        world.finish(member_id(array, index), rc=rc)
+        world.turn()
+    assert world.job(if_all).reason == f"it waits for afterok:{array}, which ended FAILED"
+    assert world.job(anyhow).state is JobState.ASSIGNED
+
+
+def test_what_ends_an_array_that_stands_aside_ends_its_members_that_do_too() -> None:
+    """Member 1 is held by a request, 2 was named only; the job for which they wait fails."""
+    world = world_of_one_node(1)
+    first = running_job(world)
+    array = world.submit("b", array=of(4), after=after(first))
+    world.turn()
+    world.hold(member_id(array, 1))
+    world.move(member_id(array, 2), "elsewhere")
+    world.turn()
+    assert world.job(member_id(array, 1)).state is JobState.HELD
+    assert world.job(member_id(array, 2)).aside_since is not None
+    assert waiting(world) == (0, 0)
+    world.finish(first, rc=1)
+    world.turn()
+    never = JobState.DEPENDENCY_NEVER
+    ended = [world.job(job).state for job in (array, member_id(array, 1), member_id(array, 2))]
+    assert ended == [never, never, never]
+
+
+def test_a_member_named_while_its_array_stands_aside_begins_when_the_others_do() -> None:
+    world = world_of_one_node(4)
+    first = running_job(world)
+    array = world.submit("b", array=of(3), after=after(first))
+    world.turn()
+    world.hold(member_id(array, 0))
+    world.turn()
+    world.release(member_id(array, 0))
+    world.turn()
+    assert not world.job(member_id(array, 0)).in_queue
+    world.finish(first)
+    world.turn()
+    assert world.assigned()[1:] == [member_id(array, index) for index in range(3)]
+
+
+def test_an_array_that_never_began_waits_anew_when_it_is_retried() -> None:
+    world = world_of_one_node(2)
+    first = running_job(world)
+    array = world.submit("b", array=of(2), after=after(first))
+    world.turn()
+    world.finish(first, rc=1)
+    world.turn()
+    assert world.job(array).state is JobState.DEPENDENCY_NEVER
+    world.retry(first)
+    world.retry(array)
+    world.turn()
+    assert (world.job(array).state, world.job(array).in_queue) == (JobState.PENDING, False)
+    world.start(first)
+    world.finish(first)
+    world.turn()
+    assert world.assigned()[2:] == [member_id(array, index) for index in range(2)]
+
+
+def test_a_circle_through_an_array_ends() -> None:
+    world = world_of_one_node(1)
+    array = world.submit(array=of(2), after=after(job_id(1)))
+    other = world.submit(after=after(array))
+    world.turn()
+    assert {world.job(array).state, world.job(other).state} == {JobState.DEPENDENCY_NEVER}
+
+
+def test_no_job_waits_for_a_member() -> None:
+    world = world_of_one_node(1)
+    array = world.submit(array=of(2))
+    job = world.submit(after=after(member_id(array, 1)))
+    world.turn()
+    assert world.job(job).state is JobState.REJECTED
+    assert world.job(job).reason.endswith("a job can wait for a whole array, not for a member")
+
+
+def test_what_rejects_an_array_does_so_with_a_member_named_in_the_same_page() -> None:
+    """What needs two slots of one can never run."""
+    world = world_of_one_node(1)
+    too_wide = world.submit(array=of(2), slots=2)
+    world.hold(member_id(too_wide, 0))
+    world.turn()
+    rejected = [world.job(job).state for job in (too_wide, member_id(too_wide, 0))]
+    assert rejected == [JobState.REJECTED] * 2

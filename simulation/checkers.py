@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ledger import events as e
-from ledger.arrays import size_of
+from ledger.arrays import indices, member_id, size_of
 from ledger.errors import LedgerError
 from ledger.events import JobState
 from ledger.journal import Journal, decode_journal_page
@@ -275,12 +275,15 @@ class Truth:
         if run.began_ms < spec.begin_at - CLOCK_ERROR_MAX_MS:
             raise Breach(f"{run.job}.{run.attempt} ran before {spec.begin_at}")
         for each in spec.after:
-            if each.end == "ok" and not any(
-                other.job == each.job and other.rc == 0 and (other.ended_ms or 0) <= run.began_ms
-                for other in self.runs
-                if other.ended_ms is not None
+            if each.end == "ok" and not self._succeeded_by(run.began_ms) >= _jobs_of(
+                state, each.job
             ):
                 raise Breach(f"{run.job}.{run.attempt} ran before {each.job} had succeeded")
+
+    def _succeeded_by(self, at_ms: int) -> set[str]:
+        """Jobs of which an attempt had ended well by then."""
+        ended = ((run, run.ended_ms) for run in self.runs if run.rc == 0)
+        return {run.job for run, ended_ms in ended if ended_ms is not None and ended_ms <= at_ms}
 
     def _check_cancel(self, state: State, job_id: JobId, at_ms: int) -> None:
         """No job is assigned long after its cancel was acknowledged, and somebody led."""
@@ -303,6 +306,12 @@ class Truth:
                 f"{run.job}.{run.attempt} ended with rc {run.rc} on {run.machine}, "
                 f"the ledger has {recorded}"
             )
+
+
+def _jobs_of(state: State, job_id: JobId) -> set[str]:
+    """The job itself, or all members of an array."""
+    array = state.jobs[job_id].spec.array
+    return {job_id} if array is None else {member_id(job_id, index) for index in indices(array)}
 
 
 def _check_members(state: State, whole: Job) -> None:

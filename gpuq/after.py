@@ -12,6 +12,7 @@ from gpuq.client import Client
 from gpuq.render import say
 from gpuq.selectors import select
 from gpuq.view import View
+from ledger.arrays import member_of
 from ledger.errors import RequestError
 from ledger.events import ENDS, Dependency
 from scheduling.aside import how_it_stands
@@ -46,6 +47,10 @@ def dependencies(client: Client, view: View, texts: Iterable[str]) -> tuple[Depe
     found: dict[Dependency, None] = {}
     for end, name in parse_after(texts):
         each = Dependency(job=select(client, view, name), end=end)
+        member = member_of(each.job)
+        if member is not None:
+            whole = f"a job can wait for a whole array, not for a member: say {member[0]}"
+            raise RequestError(f"--after {name}: {whole}")
         stands = how_it_stands(view.state, each.job)
         if stands.is_end and not stands.meets(end):
             say(f"{each.job} has ended already, and not so: the job will end DEPENDENCY_NEVER")

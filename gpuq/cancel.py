@@ -98,7 +98,7 @@ def select_jobs(context: typer.Context, texts: list[str]) -> tuple[Client, View,
 
 def _cancel_one(client: Client, view: View, fact: CancelRequested) -> str:
     """Ask for it where that changes anything; what comes of it, in words."""
-    job = view.state.jobs.get(fact.job)
+    job = view.job(fact.job)
     state = state_of(view, fact.job)
     may_return = job is not None and state is JobState.NODE_FAIL and job.last_is_lost
     if state.ended and not may_return:
@@ -111,6 +111,8 @@ def _cancel_one(client: Client, view: View, fact: CancelRequested) -> str:
         return f"stopping sooner: KILL after {long_duration(fact.grace_ms)}"
     if may_return:
         return "cancelled: it does not go on when its node is back"
+    if job is not None and job.array is not None and job.array.open:
+        return f"cancelled: what is left, and {len(job.array.open)} that had begun are stopped"
     if job is None or job.last is None or state.queued:
         return "cancelled"
     if state is JobState.ASSIGNED:
@@ -123,7 +125,7 @@ def _cancel_one(client: Client, view: View, fact: CancelRequested) -> str:
 
 def state_of(view: View, job_id: JobId) -> JobState:
     """Where it stands; also of a job that ended long ago, or was refused."""
-    job = view.state.jobs.get(job_id)
+    job = view.job(job_id)
     if job is not None:
         return job.state
     archived = view.state.archive.get(job_id)
@@ -132,5 +134,5 @@ def state_of(view: View, job_id: JobId) -> JobState:
 
 def line_of(view: View, job_id: JobId, effect: str) -> str:
     """What is said of a request about one job."""
-    job = view.state.jobs.get(job_id)
+    job = view.job(job_id)
     return printable(f"{job_id} {job.spec.name if job is not None else ''}: {effect}")

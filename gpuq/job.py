@@ -10,6 +10,7 @@ import shlex
 from typing import Any
 
 from gpuq.after import texts_of
+from gpuq.arrays import array_json, progress_of
 from gpuq.render import Cut, local_time, long_duration, short_duration, size, times
 from gpuq.view import View
 from ledger.events import JobSpec, JobState
@@ -65,6 +66,8 @@ class Shown:
             f"+{len(where) - 1}" if len(where) > 1 else "",
             f"(attempt {len(job.attempts)})" if where and len(job.attempts) > 1 else "",
         ]
+        if job.array is not None:
+            parts = [progress_of(job)]
         place, why = " ".join(part for part in parts if part), self.why(job)
         if self.is_overdue(job):
             why = f"overdue; {why}"
@@ -120,6 +123,7 @@ class Shown:
             ("state", job.state.value),
             ("why", self.why(job)),
             ("overdue", self._overdue(job)),
+            ("array", progress_of(job) if job.array is not None else ""),
             ("flow", job.placed.flow),
             ("slots", f"{spec.slots} {spec.gpu_type}".strip()),
             ("gpu memory", size(spec.gpu_memory_bytes) if spec.gpu_memory_bytes else ""),
@@ -200,6 +204,7 @@ class Shown:
             "key": spec.key,
             "time_limit_ms": spec.time_limit_ms or None,
             "run_ms": self.run_ms(job),
+            "array": array_json(job),
             **times(
                 submitted_at=job.submitted_at,
                 started_at=None if last is None else last.started_at,

@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import chain
 
 from gpuq.after import parse_after
+from gpuq.arrays import ARRAY, SWEEP
 from gpuq.fetch import parse_output
 from gpuq.options import Choices, Kind, Option
 from gpuq.parse import (
@@ -249,7 +250,7 @@ JOB_OPTIONS = (
     NAME, POOL, ORG, CLASS, GPUS, GPU_MEM, TIME, ESTIMATE, WORKER_PIN,
     EXCLUDE, PRIORITY, KEY, CHDIR, SNAPSHOT, OUTPUT, OUTPUT_ON_FAILURE, ENV, SECRET, HOLD,
     IDEMPOTENT, RESUMABLE, EXCLUSIVE, GRACE, SIGNAL, DEADLINE, AFTER, AFTER_ARTIFACT, BEGIN,
-    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS, NOTIFY,
+    RETRIES, RETRY_ON, REQUESTS, INPUT_TOKENS, MAX_OUTPUT_TOKENS, ARRAY, SWEEP, NOTIFY,
 )  # fmt: skip
 
 

@@ -19,7 +19,9 @@ from gpuq.job import Shown, rc_of
 from gpuq.render import say
 from gpuq.selectors import SELECTORS, select, select_many
 from gpuq.view import View, read_view
+from ledger.arrays import index_at, indices, member_id
 from ledger.errors import RequestError
+from ledger.events import JobState
 from ledger.journal import Journal
 from ledger.keys import LOGS, log_key, log_piece_key
 from ledger.names import JobId
@@ -37,7 +39,7 @@ NO_RC = 77
 INTERRUPTED = 130
 
 _RC_LINE = re.compile(rb"rc=(\d+)\n?\Z")
-_ATTEMPT = re.compile(r"logs/[a-z2-7]{8}\.(\d+)[./]")
+_ATTEMPT = re.compile(r"logs/[a-z2-7]{8}(?:_\d+)?\.(\d+)[./]")
 
 
 def logs(
@@ -57,6 +59,10 @@ def logs(
     """Show what a job wrote, exactly as it wrote it."""
     client = open_client(context)
     journal, view, job_id = _find(client, job)
+    known = view.state.jobs.get(job_id)
+    if known is not None and known.spec.array is not None:
+        first = member_id(job_id, index_at(known.spec.array, 0))
+        raise RequestError(f"{job_id} is an array: name a member, such as {first}")
     follower = _Follower(client, journal, job_id, attempt, lines)
     if not follow:
         if not follower.show():
@@ -114,20 +120,27 @@ def read_log(client: Client, journal: Journal, job: JobId) -> tuple[bytes, bool]
 
 def has_ended(view: View, job: JobId) -> bool:
     """False too where nothing is known of the job yet: a listing may skip what is new."""
-    known = view.state.jobs.get(job)
+    known = view.job(job)
     if known is not None:
         return known.state.ended
-    return job in view.state.archive or job in view.state.refused
+    never_begins = view.projection.is_of_known_array(job)
+    return never_begins or job in view.state.archive or job in view.state.refused
 
 
 def exit_code(view: View, job: JobId) -> int:
-    """The job's own exit code; ``NO_RC`` where it ended without one."""
+    """The job's own exit code; ``NO_RC`` where it ended without one.
+
+    Of an array the first code that is not 0, in order of the indices.
+    """
     known, archived = view.state.jobs.get(job), view.state.archive.get(job)
     rc = None
+    if known is not None and known.spec.array is not None:
+        codes = (exit_code(view, member_id(job, index)) for index in indices(known.spec.array))
+        return next((code for code in codes if code), 0)
     if known is not None:
         rc = rc_of(known)
     elif archived is not None:
-        rc = archived.rc
+        rc = 0 if archived.state is JobState.COMPLETED else archived.rc
     return NO_RC if rc is None else rc
 
 
@@ -139,7 +152,7 @@ def _find(client: Client, text: str) -> tuple[Journal, View, JobId]:
 
 def _standing(view: View, job_id: JobId) -> str:
     """State and reason, in a few words."""
-    job = view.state.jobs.get(job_id)
+    job = view.job(job_id)
     if job is None:
         archived = view.state.archive.get(job_id)
         return archived.state.value if archived is not None else "refused"

@@ -149,7 +149,7 @@ def move(
     for job_id in ids:
         _check_move(view, job_id, place)
     for job_id in ids:
-        print(line_of(view, job_id, _move_one(client, view, view.state.jobs[job_id], place)))
+        print(line_of(view, job_id, _move_one(client, view, job_id, place)))
 
 
 def _unstarted_of(view: View, node: NodeName) -> list[JobId]:
@@ -173,7 +173,7 @@ def _place(view: View, worker: str, pool: str) -> Placement:
 
 def _check_move(view: View, job_id: JobId, place: Placement) -> None:
     """Raise RequestError where the job cannot move, or could never run there."""
-    job = view.state.jobs.get(job_id)
+    job = view.job(job_id)
     state = state_of(view, job_id)
     if job is None or state.ended:
         raise RequestError(f"{job_id} ended as {state.value}: only a job that waits can move")
@@ -188,7 +188,9 @@ def _check_move(view: View, job_id: JobId, place: Placement) -> None:
         raise RequestError(f"{job_id} cannot move there: {reason}")
 
 
-def _move_one(client: Client, view: View, job: Job, place: Placement) -> str:
+def _move_one(client: Client, view: View, job_id: JobId, place: Placement) -> str:
+    job = view.job(job_id)
+    assert job is not None
     where = f"{place.worker} in pool {place.pool}" if place.worker else f"pool {place.pool}"
     if job.state.queued and (job.placed.pool, job.placed.worker) == (place.pool, place.worker):
         return f"waits for {where} already"

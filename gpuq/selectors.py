@@ -13,9 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuq.arrays import members_named
 from gpuq.client import Client
 from gpuq.render import printable, say
 from gpuq.view import View
+from ledger.arrays import member_of
 from ledger.errors import RequestError
 from ledger.names import JOB_ID, JobId
 from ledger.state import Job
@@ -27,7 +29,7 @@ LAST = "last"
 ALL = "all"
 RANGE = ".."
 
-SELECTORS = "Ids, beginnings of ids, names, 'last', ID..ID or 'all'."
+SELECTORS = "Ids, beginnings of ids, names, 'last', ID..ID, ID_3-9 or 'all'."
 """Help of an argument that takes several jobs."""
 
 _PREFIX = re.compile(rf"[a-z2-7]{{{PREFIX_MIN_CHARACTERS},7}}")
@@ -42,6 +44,8 @@ def select(client: Client, view: View, text: str) -> JobId:
     known = view.state.jobs.keys() | view.state.archive.keys() | view.state.refused.keys()
     if JOB_ID.fullmatch(text) and text in known:
         return JobId(text)
+    if member_of(text) is not None:
+        return _member(view, JobId(text))
     if text == LAST:
         return _last(client, view)
     named = [job for job in view.state.jobs.values() if job.spec.name == text]
@@ -81,13 +85,20 @@ def select_many(
         elif RANGE in text:
             ids.update(dict.fromkeys(_range(client, view, text)))
         else:
-            ids[select(client, view, text)] = None
+            ids.update(dict.fromkeys(select(client, view, one) for one in members_named(text)))
     return list(ids)
+
+
+def _member(view: View, text: JobId) -> JobId:
+    if view.job(text) is not None or text in view.state.archive:
+        return text
+    raise RequestError(f"no job {text}: its array has no such index, or ended before it began")
 
 
 def _all(client: Client, view: View, *, asks: bool) -> list[JobId]:
     user = client.settings.user.value
-    ids = [job.id for job in view.open_jobs() if job.spec.user == user]
+    own = [job for job in view.open_jobs() if job.spec.user == user]
+    ids = [job.id for job in own if view.array_of(job) is None]
     if not ids:
         raise RequestError(f"no job of {printable(user)} is open")
     if asks and sys.stdin.isatty():

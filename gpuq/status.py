@@ -95,7 +95,8 @@ def status(
 
 def _show_all(view: View, asked: JobFilter, limit: int | None, *, json: bool) -> None:
     shown = Shown(view)
-    by_state = sorted(view.open_jobs(), key=lambda job: _ORDER.index(job.state))
+    still = _lines(view, view.open_jobs(), asked)
+    by_state = sorted(still, key=lambda job: _ORDER.index(job.state))
     open_jobs = [job for job in by_state if asked.passes(job)]
     ended_jobs = _ended(view, asked, limit)
     if json:
@@ -119,10 +120,16 @@ def _show_all(view: View, asked: JobFilter, limit: int | None, *, json: bool) ->
 
 def _ended(view: View, asked: JobFilter, limit: int | None) -> list[Job]:
     """The newest first; all that were asked for, where a time or a state was."""
-    chosen = [job for job in view.ended_jobs(len(view.state.ended)) if asked.passes(job)]
+    ended = _lines(view, view.ended_jobs(len(view.state.ended)), asked)
+    chosen = [job for job in ended if asked.passes(job)]
     if limit is None and (asked.since_at or asked.states):
         return chosen
     return chosen[: ENDED_SHOWN if limit is None else limit]
+
+
+def _lines(view: View, jobs: list[Job], asked: JobFilter) -> list[Job]:
+    """One line an array; its members only where states were asked for."""
+    return jobs if asked.states else [job for job in jobs if view.array_of(job) is None]
 
 
 def _is_cut(asked: JobFilter, limit: int | None) -> bool:
@@ -176,13 +183,16 @@ def _leader(view: View) -> str:
 
 
 def _counts(view: View) -> dict[str, int]:
-    states = [job.state for job in view.state.jobs.values() if not job.state.ended]
-    running = (JobState.RUNNING, JobState.STOPPING)
-    return {
-        "running": sum(state in running for state in states),
-        "waiting": sum(state in (JobState.PENDING, JobState.ASSIGNED) for state in states),
-        "held": states.count(JobState.HELD),
-    }
+    counts = dict.fromkeys(("running", "waiting", "held"), 0)
+    for job in view.state.jobs.values():
+        match job.state:
+            case JobState.RUNNING | JobState.STOPPING:
+                counts["running"] += job.array is None
+            case JobState.PENDING | JobState.ASSIGNED:
+                counts["waiting"] += job.waiting
+            case JobState.HELD:
+                counts["held"] += job.waiting
+    return counts
 
 
 def _node_counts(state: State) -> dict[str, int]:
@@ -238,7 +248,7 @@ def _overview_json(view: View, shown: Shown, jobs: list[Job], ended: list[Job]) 
 
 
 def _show_one(view: View, job_id: JobId, *, json: bool) -> None:
-    job = view.state.jobs.get(job_id)
+    job = view.job(job_id)
     if job is None:
         _show_remembered(view, job_id, json=json)
         return

@@ -22,6 +22,7 @@ import typer
 from typer.core import TyperCommand
 
 from gpuq.after import dependencies
+from gpuq.arrays import array_of
 from gpuq.client import Client, connect, invocation_of, open_client, settings_of
 from gpuq.config import Setting, StoreFlags
 from gpuq.directives import said_by_script
@@ -52,7 +53,7 @@ from gpuq.submittext import Wish, explain_wish, hint, job_json
 from gpuq.view import View, read_view
 from ledger.decisions import JobAdmitted
 from ledger.errors import RequestError, TransientError
-from ledger.events import JobSpec, Submitted
+from ledger.events import ArraySubmitted, JobSpec, Submitted
 from ledger.names import WorkerName, keyed_job_id, new_job_id
 from ledger.state import Job, digest_of
 from ledger.words import long_words
@@ -261,6 +262,7 @@ def _wish(
         cwd=cwd,
         snapshot=packed.spec if packed is not None else None,
         env=variables_of(choices, environ),
+        array=array_of(choices),
     )
     if 0 < typed.deadline_at <= typed.begin_at:
         raise RequestError("--begin is not before --deadline: say an earlier time, or none")
@@ -392,7 +394,8 @@ def _submit(client: Client, view: View, wish: Wish) -> str:
     spec, outcome = wish.spec, "already submitted"
     if spec.id not in view.state.jobs and spec.id not in view.state.archive:
         _put_blobs(client, wish)
-        fact = Submitted(at=client.store.clock_ms(), job=spec)
+        kind = Submitted if spec.array is None else ArraySubmitted
+        fact = kind(at=client.store.clock_ms(), job=spec)
         client.send(fact, f"the submit of {spec.id} ({spec.name})")
         outcome = "submitted"
     remember_last(client, spec.id)

@@ -15,6 +15,7 @@ from gpuq.options import Choices
 from gpuq.render import long_duration, plain_table, times
 from gpuq.snapshot import Packed
 from gpuq.view import View
+from ledger.arrays import index_at, size_of
 from ledger.calibration import ONE
 from ledger.estimates import calibration_of
 from ledger.events import JobSpec
@@ -80,6 +81,8 @@ def hint(view: View, spec: JobSpec) -> Iterator[str]:
     """What was read how, and a pool that nobody serves now."""
     if spec.time_limit_ms:
         yield f"time limit {long_duration(spec.time_limit_ms)}"
+    if spec.array is not None:
+        yield f"an array of {size_of(spec.array)}: {spec.id}_{index_at(spec.array, 0)} is its first"
     strange = [node for node in spec.exclude if node not in view.state.nodes]
     if strange:
         yield (
@@ -109,6 +112,7 @@ def job_json(spec: JobSpec, outcome: str) -> dict[str, Any]:
         "key": spec.key,
         **times(deadline_at=spec.deadline_at or None, begin_at=spec.begin_at or None),
         "retries": spec.retries,
+        "members": size_of(spec.array) if spec.array is not None else None,
         "after": texts_of(spec.after),
         "after_artifacts": list(spec.after_artifacts),
     }

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ledger.admission import judge
+from ledger.arrays import member_of
 from ledger.events import Beat, FactRefused, Posted, Submitted, decode_beat
 from ledger.journal import Journal
 from ledger.keys import BEATS, FACTS, BeatKey, FactKey, after_stamp
@@ -55,6 +56,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> State:
         return self.projection.state
+
+    def job(self, job_id: JobId) -> Job | None:
+        """The job of that id, also a member of an array that has not begun."""
+        known = self.state.jobs.get(job_id)
+        return self.projection.member_left(job_id) if known is None else known
+
+    def array_of(self, job: Job) -> Job | None:
+        """The array of which it is a member, as long as that is kept."""
+        named = member_of(job.id)
+        return self.state.jobs.get(named[0]) if named is not None else None
 
     def open_jobs(self) -> list[Job]:
         """Jobs that have not ended, in order of arrival."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from gpuq.after import texts_of
+from gpuq.arrays import progress_of
 from gpuq.client import Client, open_client
 from gpuq.history import pages_after, parse_moment, state_before
 from gpuq.render import (
@@ -26,6 +27,7 @@ from gpuq.render import (
 )
 from gpuq.selectors import select
 from gpuq.view import View, read_view
+from ledger.arrays import member_of
 from ledger.errors import RequestError
 from ledger.events import JobState
 from ledger.fair_state import SCALE
@@ -63,6 +65,9 @@ def why(
     view = read_view(client.load_journal(), client.settings.timings)
     job_id = select(client, view, job)
     now_ms = view.now_ms if at is None else parse_moment(at, view.now_ms)
+    named, job_id = job_id, _as_it_waits(view, job_id)
+    if named != job_id and not json:
+        print(f"{named} has not begun and waits as part of its array:")
     if job_id in view.unposted and at is None:
         _show_unposted(view, job_id, json=json)
         return
@@ -72,6 +77,13 @@ def why(
         print_json(answer.json())
     else:
         answer.show()
+
+
+def _as_it_waits(view: View, job_id: JobId) -> JobId:
+    """The job itself; of a member that has not begun its array, which waits for it."""
+    is_left = job_id not in view.state.jobs and view.job(job_id) is not None
+    named = member_of(job_id) if is_left else None
+    return job_id if named is None else named[0]
 
 
 def _follow(client: Client, view: View, job_id: JobId, until_ms: int) -> tuple[Followed, Wait]:
@@ -130,13 +142,16 @@ class _Answer:
     def sentence(self) -> str:
         job = self._job
         overdue = ", overdue" if self._explainer.is_overdue(job) else ""
+        if job.array is not None and not job.state.queued:
+            stands = f"ended {job.state.value}" if job.state.ended else "has begun as a whole"
+            return f"{stands}: {progress_of(job)}"
         match job.state:
             case JobState.PENDING if self._nobody_leads:
                 return (
                     f"waits{overdue}: nobody leads, start a leader with 'gpuq up'; "
                     f"as of the last page: {self._explainer.why(job)}"
                 )
-            case JobState.PENDING if not job.in_queue:
+            case JobState.PENDING if job.aside_since is not None:
                 return self._explainer.why(job)
             case JobState.PENDING:
                 return f"waits{overdue}: {self._explainer.why(job)}"

@@ -14,13 +14,13 @@ from ledger.daily import Draw, Use
 from ledger.estimates import cost_rate
 from ledger.events import AttemptRef, JobState
 from ledger.fair_state import charge
+from ledger.members import Members
 from ledger.names import JobId, Seq, WorkerName
 from ledger.policy import Standing
 from ledger.state import Attempt, Job, NodeHealth, Phase, Reservation
-from ledger.transitions import Transitions
 
 
-class Decided(Transitions):
+class Decided(Members):
     """The moves that decisions make."""
 
     def apply_decision(self, decision: e.AnyDecision) -> None:
@@ -92,7 +92,8 @@ class Decided(Transitions):
 
     def _assign(self, decision: e.AttemptAssigned) -> None:
         state = self.state
-        job = state.jobs[decision.job]
+        job = self.named(decision.job)
+        assert job is not None, decision
         flow = self.flow_of(job)
         self.fair.dispatch(
             flow,
@@ -138,6 +139,7 @@ class Decided(Transitions):
         if node.health.probing and node.health.probe is None:
             self.probe(node.name, AttemptRef(job.id, attempt.number))
         self.touch(job)
+        self.follow(job)
 
     def _gpus_of(self, slots: tuple[WorkerName, ...]) -> int:
         return sum(self.state.workers[name].slot.kind == "gpu" for name in slots)

@@ -137,25 +137,44 @@ class FairState:
         start = flow.start_tag
         return Tags(start, start + charge(cost_ms, weight), weight)
 
-    def join(self, flow: Flow, *, divided: bool = False, resumed: bool = False) -> None:
-        """A job enters the flow's waiting queue; ``divided``: see ``_level``.
+    def join(
+        self, flow: Flow, jobs: int = 1, *, divided: bool = False, resumed: bool = False
+    ) -> None:
+        """A job (or an array of so many) enters the flow's queue; ``divided``: see ``_level``.
 
         ``resumed``: its attempt was taken back before it ran, so it counts as having waited
         all along, and a queue that was empty meanwhile was none.
         """
+        self.pool(flow.pool).waiting += jobs
+        self.resume(flow, jobs, divided=divided, resumed=resumed)
+
+    def leave(self, flow: Flow, jobs: int = 1, *, suspended: bool = False) -> None:
+        """It leaves the waiting queue without being dispatched: it costs nothing."""
+        self.pool(flow.pool).waiting -= jobs
+        was_active = flow.active
+        if not suspended:
+            flow.waiting -= jobs
+        assert flow.waiting >= 0, flow.id
+        self._changed(flow, was_active=was_active)
+
+    def suspend(self, flow: Flow, jobs: int) -> None:
+        """They leave the flow's queue for a while: the flow offers none of them.
+
+        They go on counting in their pool, which is not wholly idle while they wait.
+        """
+        flow.waiting -= jobs
+        assert flow.waiting >= 0, flow.id
+        self._changed(flow, was_active=True)
+
+    def resume(
+        self, flow: Flow, jobs: int, *, divided: bool = False, resumed: bool = False
+    ) -> None:
+        """They enter it again, as newcomers; they have counted in the pool all along."""
         was_active = flow.active
         if flow.waiting == 0 and not resumed:
             flow.since = self._level(flow, divided=divided)
-        flow.waiting += 1
-        self.pool(flow.pool).waiting += 1
+        flow.waiting += jobs
         self._changed(flow, was_active=was_active)
-
-    def leave(self, flow: Flow) -> None:
-        """A job leaves the waiting queue without being dispatched: it costs nothing."""
-        flow.waiting -= 1
-        self.pool(flow.pool).waiting -= 1
-        assert flow.waiting >= 0, flow.id
-        self._changed(flow, was_active=True)
 
     def dispatch(
         self,

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from ledger import events as e
 from ledger import state as projection_state
+from ledger.arrays import member_of
 from ledger.decided import Decided
 from ledger.decisions import YIELD_RC, YIELDED
 from ledger.errors import LedgerError, UpgradeError
@@ -143,9 +144,11 @@ class Projection(Decided):
             case e.CancelRequested():
                 self._cancel(fact)
             case e.HoldRequested():
-                self.hold(fact.job, fact.reason or f"held by {fact.by}")
+                job = self.named(fact.job)
+                if job is not None:
+                    self.hold(job.id, fact.reason or f"held by {fact.by}")
             case e.ReleaseRequested():
-                job = self.state.jobs.get(fact.job)
+                job = self.named(fact.job)
                 if job is not None and job.state is JobState.HELD:
                     job.requeues = 0
                     self.health.trust(job.spec)
@@ -172,6 +175,8 @@ class Projection(Decided):
 
     def _submit(self, fact: e.Submitted) -> None:
         spec, state = fact.job, self.state
+        if member_of(spec.id) is not None:
+            return  # a member follows from its array, and cannot be submitted
         known = state.jobs.get(spec.id)
         archived = state.archive.get(spec.id)
         if known is not None:
@@ -180,20 +185,18 @@ class Projection(Decided):
             return
         if archived is not None:
             return
-        job = Job(spec=spec, arrival=state.arrivals, submitted_at=fact.at)
+        job = self.new_job(spec, fact.at)
         job.over_rate = self._over_rate(spec)
-        job.size = self.estimated_cost(spec)
-        state.arrivals += 1
-        state.jobs[spec.id] = job
         self.touched.submitted[spec.id] = None
-        cancel = state.pending_cancels.pop(spec.id, None)
+        early = [name for name in state.pending_cancels if name.partition("_")[0] == spec.id]
+        cancels = [state.pending_cancels.pop(name) for name in early]
         if spec.held:
             job.state = JobState.HELD
             job.reason = "held at submit"
             self.touch(job)
         else:
             self.enter(job)
-        if cancel is not None:
+        for cancel in cancels:
             self._cancel(cancel)
 
     def _over_rate(self, spec: e.JobSpec) -> str:
@@ -216,9 +219,9 @@ class Projection(Decided):
         return ""
 
     def _cancel(self, fact: e.CancelRequested) -> None:
-        job = self.state.jobs.get(fact.job)
+        job = self.named(fact.job)
         if job is None:
-            if fact.job not in self.state.archive:
+            if fact.job not in self.state.archive and not self.is_of_known_array(fact.job):
                 self.state.pending_cancels[fact.job] = fact
             return
         is_provisional = job.state is JobState.NODE_FAIL and job.last_is_lost
@@ -228,6 +231,7 @@ class Projection(Decided):
             if job.is_hastened_by(fact):
                 job.cancel = replace(job.cancel, grace_ms=fact.grace_ms)
                 self.touch(job)
+                self._cancel_members(job, fact)
             return
         job.cancel = fact
         self.touch(job)
@@ -235,9 +239,15 @@ class Projection(Decided):
             self.reopen(job, JobState.RUNNING)
         if is_provisional or job.state.queued:
             self.end(job, JobState.CANCELLED, fact.reason or f"by {fact.by}", self.state.at)
+        self._cancel_members(job, fact)
+
+    def _cancel_members(self, job: Job, fact: e.CancelRequested) -> None:
+        if job.array is not None:
+            for each in self.cancel_members(job, fact):
+                self._cancel(each)
 
     def _move(self, fact: e.MoveRequested) -> None:
-        job = self.state.jobs.get(fact.job)
+        job = self.named(fact.job)
         pin_is_sound = not fact.worker or WORKER.fullmatch(fact.worker)
         if job is not None and NAME.fullmatch(fact.pool) and pin_is_sound:
             self.move(job, Placement(fact.pool, fact.worker))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ledger.arrays import index_at, member_id
 from ledger.calibration import Calibration
 from ledger.daily import Draw, Hours
 from ledger.events import (
@@ -116,6 +117,29 @@ class Attempt(msgspec.Struct, kw_only=True):
         return self.cost_ms * denominator // (numerator * len(self.slots))
 
 
+class Array(msgspec.Struct, kw_only=True):
+    """How far the members of an array have come. Positions count its indices from 0."""
+
+    first_arrival: int
+    """Of the member at position 0; the others follow in order."""
+    left: int
+    """Members that are no jobs of their own yet."""
+    next: int = 0
+    """Position of the first of them."""
+    taken: list[int] = []
+    """Positions behind it that are jobs of their own already, in order."""
+    open: dict[int, bool] = {}
+    """Indices of members that are jobs and have not ended; whether it was ever assigned."""
+    begun: int = 0
+    """How many of those were: that is what the array's own limit counts."""
+    ended: dict[JobState, int] = {}
+    """Members that ended, by their state."""
+    suspended: bool = False
+    """It waits, but its own limit keeps it out of its flow's queue."""
+    closed: JobState | None = None
+    """How those ended that are left: none of them will begin."""
+
+
 class Placement(msgspec.Struct, frozen=True):
     """Where a job may run: its pool, and the worker to which it is pinned (empty: any)."""
 
@@ -155,15 +179,36 @@ class Job(msgspec.Struct, kw_only=True):
     """It had run and ended, and was put back behind all that waited."""
     conflicting_submits: int = 0
     """Submits under the same key with another body; they were rejected."""
+    array: Array | None = None
+    """Of an array: its members."""
+    counted: JobState | None = None
+    """Of a member that ended: the state under which its array counts it."""
 
     @property
     def id(self) -> JobId:
         return self.spec.id
 
     @property
-    def in_queue(self) -> bool:
-        """Whether it stands in its flow's queue."""
+    def next_id(self) -> JobId:
+        """Of the job that a dispatch of this one starts: itself, or an array's next member."""
+        if self.array is None or self.spec.array is None:
+            return self.id
+        return member_id(self.id, index_at(self.spec.array, self.array.next))
+
+    @property
+    def waiting(self) -> int:
+        """For how many jobs it stands in a queue."""
+        return 1 if self.array is None else self.array.left
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it counts as waiting in its pool: it is PENDING and does not stand aside."""
         return self.state is JobState.PENDING and self.aside_since is None
+
+    @property
+    def in_queue(self) -> bool:
+        """Whether it stands in its flow's queue: it waits, and no limit of its array's is full."""
+        return self.is_waiting and not (self.array is not None and self.array.suspended)
 
     @property
     def priority(self) -> int:

@@ -124,6 +124,19 @@ class Transitions:
 
     # -- jobs
 
+    def join(self, job: Job, *, resumed: bool = False) -> None:
+        """The job, or all that is left of an array, enters its flow's queue."""
+        divided = self.is_divided(job)
+        self.fair.join(self.flow_of(job), job.waiting, divided=divided, resumed=resumed)
+
+    def leave(self, job: Job) -> None:
+        """It leaves that queue again, undispatched."""
+        self.fair.leave(self.flow_of(job), job.waiting, suspended=not job.in_queue)
+
+    def is_divided(self, job: Job) -> bool:
+        """Whether its pool is divided among classes."""
+        return self.state.policy.pool(job.placed.pool).is_divided
+
     def enter(self, job: Job) -> None:
         """Put an open job into its queue, or aside where it waits for others or its time first."""
         spec, at = job.spec, self.state.at
@@ -145,17 +158,13 @@ class Transitions:
         job.reason, job.wakes_at = "", 0
         if job.aside_since is not None:
             job.aside_since, job.entered_at = None, self.state.at
-        self._join(job, resumed=resumed)
+        self.join(job, resumed=resumed)
         self.touch(job)
-
-    def _join(self, job: Job, *, resumed: bool = False) -> None:
-        divided = self.state.policy.pool(job.placed.pool).is_divided
-        self.fair.join(self.flow_of(job), divided=divided, resumed=resumed)
 
     def unqueue(self, job: Job, state: JobState) -> None:
         """Take a queued job out, into ``state``."""
-        if job.in_queue:
-            self.fair.leave(self.flow_of(job))
+        if job.is_waiting:
+            self.leave(job)
         if job.aside_since is not None:
             job.aside_since, job.wakes_at = None, 0
         job.state = state
@@ -228,10 +237,10 @@ class Transitions:
 
     def move(self, job: Job, place: Placement) -> None:
         """Have an unstarted job wait elsewhere; one that is assigned is taken back first."""
-        if job.in_queue and place.pool != job.placed.pool:
-            self.fair.leave(self.flow_of(job))
+        if job.is_waiting and place.pool != job.placed.pool:
+            self.leave(job)
             job.moved = place
-            self._join(job)
+            self.join(job)
         elif job.state.queued or self._is_assigned_to(job, place):
             job.moved, job.moving = place, None
         elif job.state is JobState.ASSIGNED:
@@ -259,10 +268,10 @@ class Transitions:
 
     def admit(self, job: Job, standing: Standing) -> None:
         """Have a queued job wait as somebody else than it said."""
-        if job.in_queue:
-            self.fair.leave(self.flow_of(job))
+        if job.is_waiting:
+            self.leave(job)
             job.standing = standing
-            self._join(job)
+            self.join(job)
         else:
             job.standing = standing
         job.size = self.estimated_cost(job.placed)

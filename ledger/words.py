@@ -28,6 +28,9 @@ def long_words(spec: JobSpec) -> bytes | None:
 
 
 def with_words(spec: JobSpec, body: bytes) -> JobSpec:
-    """The spec as it was typed. Raises msgspec.DecodeError for what is no such blob."""
+    """The spec as it was typed, with the variables that an array gives to its members.
+
+    Raises msgspec.DecodeError for what is no such blob.
+    """
     words = msgspec.json.decode(body, type=Words)
-    return msgspec.structs.replace(spec, argv=words.argv, env=words.env)
+    return msgspec.structs.replace(spec, argv=words.argv, env={**words.env, **spec.env})

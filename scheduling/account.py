@@ -134,7 +134,7 @@ class Accounts:
         for name, queue in queues.items():
             other = self._rank(self._state.flows[name], queue[0])
             if other < own:
-                ahead.append((other, Ahead(name, other.tag, len(queue))))
+                ahead.append((other, Ahead(name, other.tag, sum(job.waiting for job in queue))))
         return tuple(each for _, each in sorted(ahead))
 
     def _queues(self, pool: str) -> dict[FlowId, list[Job]]:
@@ -178,7 +178,10 @@ class Accounts:
         pool, state = wanted.placed.pool, self._state
         free_at = self._free_at(pool)
         flows = {name: msgspec.structs.replace(flow) for name, flow in state.flows.items()}
-        queues = {flow: iter(queue) for flow, queue in self._queues(pool).items()}
+        queues = {
+            flow: (job for job in queue for _ in range(job.waiting))
+            for flow, queue in self._queues(pool).items()
+        }
         turns: list[tuple[Rank, Job]] = []
         for name, queue in queues.items():
             head = next(queue)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ledger import arrays
 from ledger.estimates import expected, may_use
 from ledger.events import ENDS, LEAD_SIGNALS, JobAdmitted, JobExpired, JobRejected, JobSpec
 from ledger.keys import PATH
@@ -189,6 +190,8 @@ def _malformed(spec: JobSpec) -> str:
     for what, name in (("an organization", spec.organization), ("a pool", spec.pool)):
         if not NAME.fullmatch(name):
             return f"{name!r} is not the name of {what}"
+    if spec.array is not None and (malformed := arrays.malformed(spec.array)):
+        return malformed
     if spec.slots < 1:
         return f"a job needs at least one slot, not {spec.slots}"
     sizes = (spec.estimate_ms, spec.time_limit_ms, spec.grace_ms, spec.gpu_memory_bytes)
@@ -213,6 +216,8 @@ def _malformed(spec: JobSpec) -> str:
 
 def _malformed_after(spec: JobSpec) -> str:
     for each in spec.after:
+        if arrays.member_of(each.job) is not None:
+            return f"it waits for {each}: a job can wait for a whole array, not for a member"
         if not JOB_ID.fullmatch(each.job) or each.end not in ENDS:
             return f"it waits for {each}, which is nothing to wait for"
         if each.job == spec.id:

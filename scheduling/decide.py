@@ -187,7 +187,8 @@ class Scheduler:
         for scope, limits in self._projection.state.policy.limits_of(job.placed.flow):
             waiting = self._headroom.waiting(scope)
             if limits.queue_length and waiting > limits.queue_length:
-                return f"{scope} has {waiting - 1} jobs waiting, at most {limits.queue_length} may"
+                others = waiting - job.waiting
+                return f"{scope} has {others} jobs waiting, at most {limits.queue_length} may"
         return ""
 
     def _retry(self, job: Job, at: int) -> None:

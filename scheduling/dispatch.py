@@ -236,7 +236,7 @@ class Dispatch:
         may_use = projection.may_use(job.placed, gpus)
         emit(
             e.AttemptAssigned(
-                job=job.id,
+                job=job.next_id,
                 attempt=len(job.attempts) + 1,
                 slots=slots,
                 message=self._state.workers[slots[0]].next_message,

@@ -44,6 +44,8 @@ class Explainer:
             return ""
         if job.aside_since is not None:
             return self._aside(job)
+        if job.array is not None and job.array.suspended:
+            return f"{job.array.begun} of its members are underway, as many as it allows"
         reason = self._waits_for(job)
         return f"{reason} (again: {job.reason})" if job.reason else reason
 
@@ -51,7 +53,7 @@ class Explainer:
         """Whether it waits for its first start for longer than the policy finds right."""
         target_ms = self._state.policy.wait_target_ms(job.placed.flow)
         waited_ms = self._now_ms - job.queued_since
-        waits = job.in_queue or job.state is JobState.HELD
+        waits = job.is_waiting or job.state is JobState.HELD
         return waits and not job.attempts and 0 < target_ms < waited_ms
 
     def _held(self, job: Job) -> str:
@@ -151,11 +153,13 @@ def _places(projection: Projection) -> dict[JobId, int]:
         if job.in_queue:
             spec = job.placed
             queues.setdefault((spec.flow, spec.worker), []).append(job)
-    return {
-        job.id: place
-        for (flow, _), queue in queues.items()
-        for place, job in enumerate(in_order(projection.state, flow, queue))
-    }
+    places: dict[JobId, int] = {}
+    for (flow, _), queue in queues.items():
+        before = 0
+        for job in in_order(projection.state, flow, queue):
+            places[job.id] = before
+            before += job.waiting
+    return places
 
 
 def jobs_ahead(state: State, job: Job) -> list[JobId]:

@@ -238,5 +238,11 @@ def _count(job: Job) -> _Counted | None:
     reserved = NOTHING
     for attempt in running:
         reserved = reserved.plus(attempt.draw.open)
-    memory_bytes = slots * job.spec.gpu_memory_bytes
-    return _Counted(job.placed.flow, slots, len(running), int(waiting), memory_bytes, reserved)
+    return _Counted(
+        flow=job.placed.flow,
+        slots=slots,
+        attempts=len(running),
+        waiting=job.waiting if waiting else 0,
+        memory_bytes=slots * job.spec.gpu_memory_bytes,
+        reserved=reserved,
+    )

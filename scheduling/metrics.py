@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ledger import events as e
+from ledger.arrays import size_of
 from ledger.events import JobState
 from ledger.names import FlowId, JobId, flow_parts
 from ledger.state import Attempt, Job, Phase
@@ -133,7 +134,9 @@ class Metrics:
             for job_id in self._retried:
                 self._group(state.jobs[job_id]).retries += 1
             for job_id in touched.submitted:
-                self._group(state.jobs[job_id]).submitted += 1
+                array = state.jobs[job_id].spec.array
+                count = 1 if array is None else size_of(array)
+                self._group(state.jobs[job_id]).submitted += count
         self._retried.clear()
         for job_id in touched.jobs:
             self._note(state.jobs[job_id], counts=counts)
@@ -143,10 +146,11 @@ class Metrics:
         """The groups, in order of their keys, with what waits now. O(jobs). Once only."""
         for job in self._followed.state.jobs.values():
             if job.state.queued:
-                group = self._group(job)
-                group.waiting += job.state is JobState.PENDING
-                group.held += job.state is JobState.HELD
-                group.late += first_start(job) is None and self._is_overdue(job, now_ms)
+                group, count = self._group(job), job.waiting
+                group.waiting += count * (job.state is JobState.PENDING)
+                group.held += count * (job.state is JobState.HELD)
+                is_late = first_start(job) is None and self._is_overdue(job, now_ms)
+                group.late += count * is_late
         return dict(sorted(self.groups.items()))
 
     def _asked_again(self, page: e.Page) -> list[JobId]:
@@ -183,17 +187,22 @@ class Metrics:
             self._note_attempt(job, attempt, known, group)
 
     def _note_end(self, job: Job, known: _Known, group: Group) -> None:
-        """A loss may be taken back, or taken up again: then it was no end."""
-        ended = job.state if job.state.ended else None
+        """A loss may be taken back, or taken up again: then it was no end.
+
+        Of an array only those members that will never be jobs of their own.
+        """
+        ended, count = job.state if job.state.ended else None, 1
+        if job.array is not None:
+            ended, count = job.array.closed, job.array.left
         if ended is known.ended:
             return
         if known.ended is JobState.NODE_FAIL and group.ended[known.ended]:
             group.ended[known.ended] -= 1
         known.ended = ended
         if ended is not None:
-            group.ended[ended] += 1
+            group.ended[ended] += count
         if ended is JobState.CANCELLED:
-            group.cancelled_waiting += not known.started
+            group.cancelled_waiting += count * (not known.started)
             group.cancelled_started += known.started
 
     def _note_attempt(self, job: Job, attempt: Attempt, known: _Known, group: Group) -> None:

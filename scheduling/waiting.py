@@ -35,7 +35,7 @@ def _wakes_at(job: Job) -> int:
 
 def _too_old_at(policy: Policy, job: Job) -> tuple[int, str]:
     """When a job that never was assigned has waited for too long (0: never), and the rule."""
-    if job.attempts or not job.in_queue:
+    if job.attempts or not job.is_waiting:
         return 0, ""
     age_ms, whose = policy.queue_age_ms(job.placed.flow)
     if not age_ms:

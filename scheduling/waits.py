@@ -15,6 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from ledger import events as e
+from ledger.arrays import member_of
 from ledger.events import JobState
 from ledger.names import FlowId, JobId
 from ledger.state import Job
@@ -34,6 +35,7 @@ class Heading(StrEnum):
     DEPENDENCY = "dependency"
     BEGIN = "before its begin"
     ASSIGNED = "assigned, not started"
+    ARRAY_LIMIT = "limit of its array"
     NO_SLOT = "no serving slot"
     OWN_LIMIT = "own limit"
     KEPT = "kept for another class"
@@ -135,7 +137,7 @@ class Wait:
             self.stretches.append(stretch)
 
     def _heading(self) -> Heading:
-        job = self.job
+        job = self._whole() if self.job is None else self.job
         if job is None:
             return Heading.NOT_POSTED
         if job.state is JobState.HELD or job.state.ended:
@@ -146,7 +148,12 @@ class Wait:
             state, spec = self._followed.state, job.spec
             waited = waited_for(state, job) or set(spec.after_artifacts) - state.artifacts.keys()
             return Heading.DEPENDENCY if waited else Heading.BEGIN
-        return self._pending(job)
+        return self._pending(job) if job.in_queue else Heading.ARRAY_LIMIT
+
+    def _whole(self) -> Job | None:
+        """The array as part of which a member waits before it is a job of its own."""
+        named = member_of(self._job_id)
+        return self._followed.state.jobs.get(named[0]) if named is not None else None
 
     def _pending(self, job: Job) -> Heading:
         followed, spec = self._followed, job.placed

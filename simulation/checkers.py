@@ -14,13 +14,14 @@ from collections.abc import Iterator
 import msgspec
 
 from ledger import events as e
+from ledger.arrays import indices, member_id, size_of
 from ledger.errors import LedgerError
 from ledger.events import JobState
 from ledger.journal import Journal, decode_journal_page
 from ledger.keys import BEATS, FACTS, JOURNAL, MAILBOX, page_key, parse_message_key, parse_page_key
 from ledger.names import JobId
 from ledger.projection import Projection
-from ledger.state import Phase, State
+from ledger.state import Job, Phase, State
 from ledger.timings import Timings
 from roles.launcher import Plan
 from simulation.bucket import Bucket
@@ -263,6 +264,8 @@ class Truth:
             if never_ran and _node_of(job.attempts[-1].lead) not in self.wiped:
                 raise Breach(f"job {job_id} is NODE_FAIL and was never executed")
         for job_id, job in state.jobs.items():
+            if job.array is not None:
+                _check_members(state, job)
             if job.state is JobState.COMPLETED and job.last is not None and job.last.rc != 0:
                 raise Breach(f"job {job_id} is COMPLETED with rc {job.last.rc}")
 
@@ -272,12 +275,15 @@ class Truth:
         if run.began_ms < spec.begin_at - CLOCK_ERROR_MAX_MS:
             raise Breach(f"{run.job}.{run.attempt} ran before {spec.begin_at}")
         for each in spec.after:
-            if each.end == "ok" and not any(
-                other.job == each.job and other.rc == 0 and (other.ended_ms or 0) <= run.began_ms
-                for other in self.runs
-                if other.ended_ms is not None
+            if each.end == "ok" and not self._succeeded_by(run.began_ms) >= _jobs_of(
+                state, each.job
             ):
                 raise Breach(f"{run.job}.{run.attempt} ran before {each.job} had succeeded")
+
+    def _succeeded_by(self, at_ms: int) -> set[str]:
+        """Jobs of which an attempt had ended well by then."""
+        ended = ((run, run.ended_ms) for run in self.runs if run.rc == 0)
+        return {run.job for run, ended_ms in ended if ended_ms is not None and ended_ms <= at_ms}
 
     def _check_cancel(self, state: State, job_id: JobId, at_ms: int) -> None:
         """No job is assigned long after its cancel was acknowledged, and somebody led."""
@@ -300,6 +306,25 @@ class Truth:
                 f"{run.job}.{run.attempt} ended with rc {run.rc} on {run.machine}, "
                 f"the ledger has {recorded}"
             )
+
+
+def _jobs_of(state: State, job_id: JobId) -> set[str]:
+    """The job itself, or all members of an array."""
+    array = state.jobs[job_id].spec.array
+    return {job_id} if array is None else {member_id(job_id, index) for index in indices(array)}
+
+
+def _check_members(state: State, whole: Job) -> None:
+    """Each index is left or one job, and the array counts each of them once."""
+    assert whole.array is not None
+    assert whole.spec.array is not None
+    jobs = [name for name in state.jobs if name.startswith(f"{whole.id}_")]
+    jobs += [name for name in state.archive if name.startswith(f"{whole.id}_")]
+    counted = len(whole.array.open) + sum(whole.array.ended.values())
+    if not len(jobs) == counted == size_of(whole.spec.array) - whole.array.left:
+        raise Breach(f"array {whole.id} counts {counted} members, and {len(jobs)} are jobs")
+    if whole.state.ended and whole.array.left and whole.array.closed is None:
+        raise Breach(f"array {whole.id} is {whole.state} and has members left")
 
 
 def _node_of(writer: str) -> str:

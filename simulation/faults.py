@@ -20,6 +20,7 @@ import msgspec
 
 from ledger import events as e
 from ledger import state as ledger_state
+from ledger.arrays import member_id, member_of
 from ledger.errors import GpuqError, LedgerError, TransientError
 from ledger.events import JobState
 from ledger.names import JobId, NodeName, WorkerName, new_job_id, worker_name
@@ -120,6 +121,7 @@ class World:
         self._strike_rate = self.rng.choice((0.0, 0.0, 0.02, 0.1))
         self._strikes = random.Random(self.rng.getrandbits(64))
         self._operators = random.Random(f"operators {seed}")
+        self._arrays = random.Random(f"arrays {seed}")
         self._dependencies = random.Random(f"dependencies {seed}")
         self._dependent_rate = self._dependencies.choice((0, 0, 0.6))
         self._refits = random.Random(f"refits {seed}")
@@ -274,8 +276,14 @@ class World:
             after=self._after(),
             begin_at=self._begin_at(),
         )
-        self.work[job] = Work(self.rng.choice((500, 5_000, 40_000, 150_000, 400_000)), number % 4)
-        submitted = e.Submitted(at=self.hub.now_ms, job=spec)
+        work = Work(self.rng.choice((500, 5_000, 40_000, 150_000, 400_000)), number % 4)
+        submitted: e.Submitted = e.Submitted(at=self.hub.now_ms, job=spec)
+        self.work[job] = work
+        if self._arrays.random() < 0.2:
+            array = e.ArraySpec(ranges=((0, 2, 1),), at_once=self._arrays.choice((0, 0, 1)))
+            spec = msgspec.structs.replace(spec, array=array)
+            submitted = e.ArraySubmitted(at=self.hub.now_ms, job=spec)
+            self.work |= dict.fromkeys((member_id(job, index) for index in range(3)), work)
         self._command(machine, submitted, lambda: self.truth.acknowledged.add(job))
         if self.rng.random() < 0.25:
             at_ms = self.hub.now_ms + self.rng.choice((0, 3_000, 20_000, 100_000))
@@ -289,7 +297,7 @@ class World:
 
     def _after(self) -> tuple[e.Dependency, ...]:
         """At times one or two that were submitted before, perhaps where nobody knows of it yet."""
-        rng, jobs = self._dependencies, sorted(self.work)
+        rng, jobs = self._dependencies, [job for job in sorted(self.work) if member_of(job) is None]
         if not jobs or rng.random() >= self._dependent_rate:
             return ()
         self.played["dependencies"] += 1
@@ -492,8 +500,7 @@ class World:
             if field not in ("latency_ms", "late_ms", "sdk_retries"):
                 setattr(self.faults, field, 0)
         for machine in self.machines:
-            machine.cut = False
-            machine.store_error_ms = 0
+            machine.cut, machine.store_error_ms = False, 0
         if self._withdrawn:
             self.hub.call_at(self.hub.now_ms + WITHDRAWN_MS, self._give_slots_back)
 
@@ -538,11 +545,7 @@ class World:
             seed=self.seed,
             breach=breach,
             digest=digest.hexdigest()[:16],
-            faults={
-                kind: count
-                for kind, count in sorted((self.played + self.bucket.played).items())
-                if count
-            },
+            faults=dict(sorted((self.played + self.bucket.played).items())),
             pages=state.seq + 1 if state else 0,
             jobs=len(self.work),
             attempts=len(self.truth.runs),
@@ -578,6 +581,11 @@ class World:
             if job is None:
                 if job_id not in state.archive:
                     still[job_id] = f"{job_id} not posted"
+            elif job.array is not None and any(
+                state.jobs[member_id(job_id, index)].state is JobState.HELD
+                for index in job.array.open
+            ):
+                continue
             elif not job.state.ended and job.state is not JobState.HELD:
                 still[job_id] = f"{job_id} {job.state}"
         return still

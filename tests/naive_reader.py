@@ -11,14 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import defaultdict
-from typing import Any
 
-SCALE = 1_000_000
+from tests.naive_fair import OPEN, QUEUED, Body, NaiveFair, zeros
+
 REQUEUES_MAX = 5
 ASSIGNED, REVOKING, STARTED, STOPPING, LOST, ENDED = range(6)
-QUEUED = ("PENDING", "HELD")
-OPEN = (*QUEUED, "ASSIGNED", "RUNNING", "STOPPING")
 OUTCOMES = {
     "timeout": "TIMEOUT",
     "deadline": "EXPIRED",
@@ -26,17 +23,12 @@ OUTCOMES = {
     "exclusive": "NODE_FAIL",
 }
 
-Body = dict[str, Any]
 
-
-def zeros() -> defaultdict[str, int]:
-    return defaultdict(int)
-
-
-class NaiveReader:
+class NaiveReader(NaiveFair):
     """Feed it the bytes of page 0, 1, 2, ...; AssertionError where it must stop."""
 
     def __init__(self, ledger: str) -> None:
+        super().__init__()
         self.ledger = ledger
         self.seq, self.sha256, self.now = -1, "", 0
         self.leader: tuple[int, str] = (0, "")
@@ -47,14 +39,8 @@ class NaiveReader:
         self.artifacts: set[str] = set()
         self.workers: dict[str, Body] = {}
         self.nodes: dict[str, Body] = {}
-        self.disciplines: dict[str, str] = {}
-        self.divided: set[str] = set()
-        self.turns: dict[str, list[int]] = {}
         self.factors: dict[str, int] = {}
         self.thresholds: dict[str, int] = {}
-        self.flows: dict[str, defaultdict[str, int]] = {}
-        self.pools: dict[str, defaultdict[str, int]] = {}
-        self.blocked: set[str] = set()
 
     def read(self, body: bytes) -> None:
         page = json.loads(body)
@@ -95,7 +81,7 @@ class NaiveReader:
         job["flow"] = f"{job['share']}/{pool}"
 
     def waits(self, job: Body) -> bool:
-        """In its flow's queue."""
+        """Counted in its pool; where it is no suspended array, in its flow's queue too."""
         return job["state"] == "PENDING" and not job["aside"]
 
     def leave_for(self, job: Body, state: str) -> None:
@@ -104,9 +90,69 @@ class NaiveReader:
         job["state"], job["aside"] = state, False
 
     def end(self, job: Body, state: str) -> None:
+        if job["left"] is not None:
+            if job["state"] in OPEN and not job["closed"]:
+                job["closed"] = state
+                fresh = self.fresh(job) if state == "REJECTED" or job["aside"] else []
+                self.leave_for(job, "RUNNING")
+                for member in fresh:
+                    self.end(member, state)
+                self.regulate(job)
+            return
         if job["state"] in OPEN:
             self.leave_for(job, state)
             job["due"] = None
+        self.follow(job)
+
+    def reopen(self, job: Body, state: str) -> None:
+        self.leave_for(job, state)
+        self.follow(job)
+
+    # --- arrays and their members
+
+    def named(self, name: str) -> Body | None:
+        return self.jobs.get(name) or self.split(name)
+
+    def whole_of(self, name: str) -> Body | None:
+        is_member = re.fullmatch("[a-z2-7]{8}_(0|[1-9][0-9]{0,8})", name)
+        whole = self.jobs.get(name[:8]) if is_member else None
+        return whole if whole is not None and whole["left"] is not None else None
+
+    def split(self, name: str) -> Body | None:
+        whole = self.whole_of(name)
+        if whole is None or whole["state"] not in QUEUED or int(name[9:]) not in whole["left"]:
+            return None
+        job = {**whole, "id": name, "attempts": [], "left": None, "suspended": False}
+        self.jobs[name] = job
+        if whole["suspended"]:
+            self.wait(job, 1, resumed=False)
+        whole["left"].remove(int(name[9:]))
+        self.follow(job)
+        return job
+
+    def fresh(self, whole: Body) -> list[Body]:
+        members = [] if whole["left"] is None else sorted(whole["members"].items())
+        return [job for _, job in members if job["state"] in QUEUED and not job["attempts"]]
+
+    def follow(self, job: Body) -> None:
+        whole = self.whole_of(job["id"])
+        if whole is not None:
+            whole["members"][int(job["id"][9:])] = job
+            self.regulate(whole)
+
+    def regulate(self, whole: Body) -> None:
+        states = {job["state"] for job in whole["members"].values()}
+        if whole["state"] in QUEUED and not whole["left"]:
+            self.leave_for(whole, "RUNNING")
+        if self.waits(whole):
+            self.keep_limit(whole)
+        over = not states & set(OPEN) and (whole["closed"] or not whole["left"])
+        if over and whole["state"] in OPEN:
+            others = states - {"COMPLETED"}
+            worst = "CANCELLED" if others == {"CANCELLED"} else "FAILED"
+            whole["state"] = whole["closed"] or (worst if others else "COMPLETED")
+        elif not over and whole["state"] not in OPEN:
+            whole["state"] = "RUNNING"
 
     # --- moves of attempts
 
@@ -153,12 +199,12 @@ class NaiveReader:
     def fact(self, fact: Body) -> None:
         self.writers[fact["writer"]] = max(self.writers[fact["writer"]], fact["n"] + 1)
         kind = fact["kind"]
-        if kind == "submit":
+        if kind in ("submit", "submit_array"):
             self.submit(fact["job"])
         elif kind == "cancel":
             self.cancel(fact)
         elif kind in ("hold", "release"):
-            job = self.jobs.get(fact["job"])
+            job = self.named(fact["job"])
             if job and kind == "hold" and job["state"] == "PENDING":
                 self.leave_for(job, "HELD")
             elif job and kind == "release" and job["state"] == "HELD":
@@ -190,9 +236,16 @@ class NaiveReader:
             self.worker_fact(fact)
 
     def submit(self, spec: Body) -> None:
-        if spec["id"] in self.jobs:
+        if spec["id"] in self.jobs or re.fullmatch("[a-z2-7]{8}_(0|[1-9][0-9]{0,8})", spec["id"]):
             return
+        array = spec.get("array")
         job: Body = {
+            "id": spec["id"],
+            "left": array and [i for a, b, c in array["ranges"] for i in range(a, b + 1, c)],
+            "at_once": array.get("at_once", 0) if array else 0,
+            "members": {},
+            "suspended": False,
+            "closed": "",
             "share": f"{spec['organization']}/{spec['workload_class']}",
             "due": None,
             "memory": spec.get("gpu_memory_bytes", 0),
@@ -210,13 +263,14 @@ class NaiveReader:
         self.jobs[spec["id"]] = job
         if not spec.get("held", False):
             self.enter(job)
-        if spec["id"] in self.kept_cancels:
-            self.cancel(self.kept_cancels.pop(spec["id"]))
+        for name in [name for name in self.kept_cancels if name.split("_")[0] == spec["id"]]:
+            self.cancel(self.kept_cancels.pop(name))
 
     def cancel(self, fact: Body) -> None:
-        job = self.jobs.get(fact["job"])
+        job = self.named(fact["job"])
         if job is None:
-            self.kept_cancels[fact["job"]] = fact
+            if self.whole_of(fact["job"]) is None:
+                self.kept_cancels[fact["job"]] = fact
             return
         lost = bool(job["attempts"]) and job["attempts"][-1]["phase"] == LOST
         provisional = job["state"] == "NODE_FAIL" and lost
@@ -224,12 +278,15 @@ class NaiveReader:
             return
         job["cancel"] = True
         if provisional:
-            job["state"] = "RUNNING"
+            self.reopen(job, "RUNNING")
         if provisional or job["state"] in QUEUED:
             self.end(job, "CANCELLED")
+        for index, member in sorted(job["members"].items() if job["left"] is not None else ()):
+            if member["state"] in OPEN:
+                self.cancel({**fact, "job": f"{job['id']}_{index}"})
 
     def move(self, fact: Body) -> None:
-        job, pool, worker = self.jobs.get(fact["job"]), fact["pool"], fact.get("worker", "")
+        job, pool, worker = self.named(fact["job"]), fact["pool"], fact.get("worker", "")
         is_name = re.fullmatch(r"[a-z0-9-]{1,63}", pool)
         is_worker = re.fullmatch(r"([a-z0-9-]{1,63}-(gpu|cpu)(0|[1-9][0-9]{0,4}))?", worker)
         if job is None or not is_name or not is_worker:
@@ -248,10 +305,23 @@ class NaiveReader:
         job = self.jobs.get(name)
         if job is None or job["state"] in (*OPEN, "COMPLETED", "REJECTED"):
             return
+        if job["left"] is not None:
+            failed = [
+                member["id"]
+                for _, member in sorted(job["members"].items())
+                if member["state"] not in (*OPEN, "COMPLETED", "REJECTED")
+            ]
+            job["cancel"], job["closed"] = False, ""
+            if job["left"]:
+                self.enter(job)
+            for each in failed:
+                self.retry(each)
+            return
         if job["attempts"]:
             job["attempts"][-1]["retried"] = True
         job["cancel"], job["requeues"] = False, 0
         self.enter(job)
+        self.follow(job)
 
     def ready(self, fact: Body) -> None:
         node = self.nodes.setdefault(fact["node"], {"machine": "", "liveness": "fresh"})
@@ -311,7 +381,7 @@ class NaiveReader:
         if goes_back and not job["cancel"] and job["state"] in OPEN:
             return
         if job["state"] == "NODE_FAIL":
-            job["state"] = "RUNNING"
+            self.reopen(job, "RUNNING")
         if yields:
             state = "COMPLETED" if fact["rc"] == 0 else "FAILED"
         elif stopped:
@@ -333,7 +403,7 @@ class NaiveReader:
         self.give_up(job, attempt)
         may_go_back = self.may_run_again(job, attempt) and not job["cancel"]
         if is_last and may_go_back and job["state"] == "NODE_FAIL":
-            job["state"] = "RUNNING"
+            self.reopen(job, "RUNNING")
 
     # --- seen
 
@@ -380,23 +450,25 @@ class NaiveReader:
         self.end(self.jobs[decision["job"]], "DEPENDENCY_NEVER")
 
     def decided_again(self, decision: Body) -> None:
-        self.leave_for(self.jobs[decision["job"]], "HELD")
+        self.reopen(self.jobs[decision["job"]], "HELD")
 
     def decided_resume(self, decision: Body) -> None:
         self.queue(self.jobs[decision["job"]])
 
     def decided_admit(self, decision: Body) -> None:
-        job = self.jobs[decision["job"]]
-        waits = self.waits(job)
-        if waits:
-            self.leave(job)
-        job["share"] = f"{decision['organization']}/{decision['workload_class']}"
-        self.place(job, job["pool"])
-        if waits:
-            self.join(job, resumed=False)
+        whole = self.jobs[decision["job"]]
+        for job in (whole, *self.fresh(whole)):
+            waits = self.waits(job)
+            if waits:
+                self.leave(job)
+            job["share"] = f"{decision['organization']}/{decision['workload_class']}"
+            self.place(job, job["pool"])
+            if waits:
+                self.join(job, resumed=False)
 
     def decided_assign(self, decision: Body) -> None:
-        job = self.jobs[decision["job"]]
+        job = self.named(decision["job"])
+        assert job is not None
         self.dispatch(job, decision)
         job["state"] = "ASSIGNED"
         attempt: Body = {
@@ -419,6 +491,7 @@ class NaiveReader:
         job["attempts"].append(attempt)
         assert decision["attempt"] == len(job["attempts"])
         self.message(decision["slots"][0], decision["message"])
+        self.follow(job)
 
     def rate(self, job: Body) -> tuple[int, int]:
         threshold = self.thresholds.get(job["pool"], 0)
@@ -439,6 +512,8 @@ class NaiveReader:
     def decided_requeue(self, decision: Body) -> None:
         job = self.jobs[decision["job"]]
         last = job["attempts"][-1]
+        if job["state"] not in OPEN:
+            self.reopen(job, "RUNNING")
         if job["due"] is None:
             job["requeues"] += decision.get("counted", True)
         else:
@@ -466,17 +541,6 @@ class NaiveReader:
         level = self.level(decision["flow"], but=decision["flow"])
         flow["since"] = max(flow["since"], level - decision.get("credit", 0))
 
-    def level(self, of: str, but: str = "") -> int:
-        pool = of.rpartition("/")[2]
-        peers = of.partition("/")[2] if pool in self.divided else pool
-        waiting = [
-            max(flow["F"], flow["since"])
-            for name, flow in self.flows.items()
-            if f"/{name}".endswith(f"/{peers}") and flow["waiting"]
-            if name not in self.blocked and name != but
-        ]
-        return int(min([self.pools[pool]["V"], *waiting]))
-
     def decided_lost(self, decision: Body) -> None:
         job, attempt = self.found(decision)
         attempt["phase"] = LOST
@@ -489,7 +553,7 @@ class NaiveReader:
         job, attempt = self.found(decision)
         attempt["phase"] = STOPPING if attempt["stop"] else STARTED
         attempt["retried"] = False
-        self.leave_for(job, "STOPPING" if attempt["stop"] else "RUNNING")
+        self.reopen(job, "STOPPING" if attempt["stop"] else "RUNNING")
 
     def decided_overrun(self, decision: Body) -> None:
         self.book(*self.found(decision), decision["cost_ms"])
@@ -503,61 +567,3 @@ class NaiveReader:
     def message(self, worker: str, n: int) -> None:
         assert n == self.workers[worker]["next"]
         self.workers[worker]["next"] = n + 1
-
-    # --- the fair state
-
-    def count(self, job: Body, *, waiting: int, running: int) -> None:
-        for part in (self.flows[job["flow"]], self.pools[job["pool"]]):
-            part["waiting"] += waiting
-            part["running"] += running
-        pool = self.pools[job["pool"]]
-        if pool["waiting"] == pool["running"] == 0:
-            finishes = [
-                f["F"] for name, f in self.flows.items() if name.endswith("/" + job["pool"])
-            ]
-            pool["V"] = max(pool["V"], *finishes)
-
-    def join(self, job: Body, *, resumed: bool) -> None:
-        flow = self.flows.setdefault(job["flow"], zeros())
-        self.pools.setdefault(job["pool"], zeros())
-        if flow["waiting"] == 0 and not resumed:
-            flow["since"] = self.level(job["flow"])
-        self.count(job, waiting=1, running=0)
-
-    def leave(self, job: Body) -> None:
-        self.count(job, waiting=-1, running=0)
-
-    def dispatch(self, job: Body, decision: Body) -> None:
-        pool = self.pools[job["pool"]]
-        self.flows[job["flow"]]["F"] = decision["finish_tag"]
-        self.turns[job["flow"]] = decision.get("turns", [])
-        if not decision.get("backfill", False):
-            wfq = self.disciplines.get(job["pool"], "wfq") == "wfq"
-            pool["V"] = max(pool["V"], decision["finish_tag" if wfq else "start_tag"])
-        self.count(job, waiting=-1, running=1)
-
-    def book(self, job: Body, attempt: Body, cost_ms: int) -> None:
-        numerator, denominator = attempt["weight"]
-        before, after = (
-            -(-cost * SCALE * denominator // numerator) for cost in (attempt["cost"], cost_ms)
-        )
-        attempt["cost"] = cost_ms
-        self.flows[job["flow"]]["F"] += after - before
-
-    def settle(self, job: Body, attempt: Body, cost_ms: int) -> None:
-        if not attempt["settled"]:
-            attempt["settled"] = True
-            self.book(job, attempt, cost_ms)
-            self.count(job, waiting=0, running=-1)
-
-    def digest(self) -> str:
-        texts = [
-            f"{name} {flow['F']} {flow['since']} {flow['waiting']} {flow['running']}"
-            + "".join(f" {turn}" for turn in self.turns.get(name, []))
-            for name, flow in self.flows.items()
-        ] + [
-            f"{name} {pool['V']} {pool['waiting']} {pool['running']}"
-            for name, pool in self.pools.items()
-        ]
-        hashes = (hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts)
-        return f"{sum(int.from_bytes(h, 'big') for h in hashes) % 2**128:032x}"

@@ -70,14 +70,14 @@ KINDS: dict[Section, Body] = {
 }
 
 CHECKPOINTED: tuple[Body, ...] = (
-    checkpoint.Checkpoint, state.State, state.Job, state.Placement, state.Attempt,
+    checkpoint.Checkpoint, state.State, state.Job, state.Array, state.Placement, state.Attempt,
     state.ArchivedJob, state.Worker, state.Node, state.NodeHealth, state.FastFailure,
     state.CommandRecord, state.Reservation, Flow, PoolClock,
     policy.Standing, rates.Window, rates.Reserved, daily.Draw, daily.Use, calibration.Calibration,
 )  # fmt: skip
 
 FACT_PARTS: tuple[Body, ...] = (
-    e.Fact, e.WorkerFact, e.JobSpec, e.Snapshot, e.Dependency, e.Slot, e.Report,
+    e.Fact, e.WorkerFact, e.JobSpec, e.Snapshot, e.ArraySpec, e.Dependency, e.Slot, e.Report,
 )  # fmt: skip
 
 BODIES: dict[Section, Body] = {
@@ -252,7 +252,7 @@ def documented_shapes() -> dict[str, re.Pattern[str]]:
         "<kind>": "[a-z_]{1,32}",
         "<seq>": r"\d{12}",
         "<worker>": r"[a-z0-9-]+-(gpu|cpu)\d+",
-        "<job>": "[a-z2-7]{8}",
+        "<job>": "[a-z2-7]{8}(_(0|[1-9][0-9]*))?",
         "<attempt>": "[1-9][0-9]*",
         "<sha256>": "[0-9a-f]{64}",
         "<top - seq>": r"\d{12}",

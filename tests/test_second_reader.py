@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ledger import checkpoint, policy
 from ledger import events as e
+from ledger.arrays import member_id
 from ledger.names import JobId, NodeName, WorkerName
 from ledger.state import Phase
 from tests.naive_reader import NaiveReader
@@ -123,6 +124,8 @@ class Life:
             "move": self.move,
             "policy": self.apply_policy,
             "call": self.call,
+            "array": self.array,
+            "member": self.of_a_member,
             "retry": self.of_a_job(self.world.retry),
             "drain": self.drain,
             "liveness": self.liveness,
@@ -174,6 +177,26 @@ class Life:
     def call(self, number: int) -> None:
         """Work for an external service, where the pool is one just now."""
         self.world.submit("ab"[number % 2], input_tokens=number, max_output_tokens=number % 4)
+
+    def array(self, number: int) -> None:
+        """0, 1, 4, 6 or a part of that; at times with a limit of its own."""
+        ranges = ((0, 1, 1), (4, 4 + number % 4, 2))[: 1 + number % 2]
+        self.world.submit(
+            "ab"[number % 2],
+            array=e.ArraySpec(ranges=ranges, at_once=number % 3),
+            idempotent=number % 3 == 0,
+            held=number % 7 == 0,
+            retries=number % 2,
+            deadline_at=self.world.at + 9_000 if number % 11 == 0 else 0,
+        )
+
+    def of_a_member(self, number: int) -> None:
+        """A user names one member, begun or not, or an index that there is not."""
+        arrays = [job.id for job in self.world.state.jobs.values() if job.array is not None]
+        if arrays:
+            member = member_id(arrays[number % len(arrays)], number % 7)
+            act = (self.world.cancel, self.world.hold, self.world.release, self.world.retry)
+            act[number % 4](member)
 
     def apply_policy(self, number: int) -> None:
         api = policy.ApiLimits(tokens_per_minute=90, in_flight=2) if number % 3 == 0 else None

@@ -159,7 +159,8 @@ class World:
             **more,  # type: ignore[arg-type]
         )
         self._jobs += 1
-        self.fact(e.Submitted(at=self.at, job=spec), f"cli-{as_name(organization)}")
+        kind = e.Submitted if spec.array is None else e.ArraySubmitted
+        self.fact(kind(at=self.at, job=spec), f"cli-{as_name(organization)}")
         return spec.id
 
     def cancel(self, job: JobId, grace_ms: int = 0) -> None:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ledger import events as e
+from ledger.arrays import member_id, member_of, size_of
 from ledger.daily import Use
 from ledger.estimates import may_use
 from ledger.events import AttemptRef, JobState, Liveness
@@ -28,6 +29,7 @@ class History:
         self.submitted: set[JobId] = set()
         self.retried: set[JobId] = set()
         """Asked for again since the last page: their ends were not final."""
+        self._arrays: set[JobId] = set()
         self._final: dict[JobId, JobState] = {}
         self._virtual_times: dict[str, int] = {}
         self._numbers: Counter[WorkerName] = Counter()
@@ -57,13 +59,17 @@ class History:
         """Ends are final, but that a loss is provisional and that a user may retry."""
         for posted in self.world.pages[-1].facts:
             if isinstance(posted.fact, e.RetryRequested):
-                self._final.pop(posted.fact.job, None)
+                for job in [job for job in self._final if job.startswith(posted.fact.job)]:
+                    del self._final[job]
         standing = {job.id: job.state for job in state.jobs.values()}
         standing |= {job: archived.state for job, archived in state.archive.items()}
         for job, final in self._final.items():
             assert standing[job] is final or job in self.retried, job
         self.retried.clear()
+        self._arrays |= {job.id for job in state.jobs.values() if job.spec.array is not None}
         for job, is_at in standing.items():
+            if job in self._arrays:
+                continue  # it ends as its members do, and with a member it is open again
             if is_at.ended and is_at is not JobState.NODE_FAIL:
                 self._final[job] = is_at
             else:
@@ -79,7 +85,9 @@ class History:
         for decision in self.world.pages[-1].decisions:
             if isinstance(decision, e.ReservationEnded):
                 kept.add(decision.job)
-            if not isinstance(decision, e.AttemptAssigned) or decision.job in kept:
+            if not isinstance(decision, e.AttemptAssigned):
+                continue
+            if kept & {decision.job, (member_of(decision.job) or ("",))[0]}:
                 continue
             job = state.jobs[decision.job]
             for other in state.jobs.values():
@@ -120,11 +128,15 @@ class History:
                 assert used_ms <= 1_000 * limits.gpu_seconds_per_day, (job.id, scope)
 
     def _check_jobs(self, state: State) -> None:
-        assert state.jobs.keys() | state.archive.keys() == self.submitted
+        known = state.jobs.keys() | state.archive.keys()
+        assert {job for job in known if member_of(job) is None} == self.submitted
         assert not state.jobs.keys() & state.archive.keys()
         for job in state.jobs.values():
             assert [a.number for a in job.attempts] == list(range(1, len(job.attempts) + 1))
-            check_standing(job)
+            if job.array is None:
+                check_standing(job)
+            else:
+                check_array(state, job)
         revoking = [
             AttemptRef(job.id, attempt.number)
             for job in state.jobs.values()
@@ -164,12 +176,33 @@ def check_standing(job: Job) -> None:
             assert not attempt.settled
 
 
+def check_array(state: State, whole: Job) -> None:
+    """Each member is left, open or ended, once; the array stands as they do."""
+    array, spec = whole.array, whole.spec.array
+    assert array is not None
+    assert spec is not None
+    own = {n: job for n, job in state.jobs.items() if (member_of(n) or [""])[0] == whole.id}
+    still = {member_id(whole.id, index) for index in array.open}
+    assert still == {name for name, job in own.items() if not job.state.ended}
+    ended = Counter(job.state for job in own.values() if job.state.ended)
+    ended += Counter(a.state for n, a in state.archive.items() if n[:9] == f"{whole.id}_")
+    assert +Counter(array.ended) == +ended
+    assert array.left + len(array.open) + sum(array.ended.values()) == size_of(spec)
+    assert array.begun == sum(bool(own[name].attempts) for name in still)
+    assert array.suspended == (whole.state is JobState.PENDING and 0 < spec.at_once <= array.begun)
+    assert whole.state.ended == (not still and (array.closed is not None or not array.left))
+    assert whole.state.ended == (whole.ended_at is not None)
+    assert array.left or not whole.state.queued
+
+
 def check_flows(state: State) -> None:
     """Counters are what they count; every charge is open or settled, and settled once."""
     waiting: Counter[FlowId] = Counter()
+    suspended: Counter[str] = Counter()
     running: Counter[FlowId] = Counter()
     for job in state.jobs.values():
-        waiting[job.placed.flow] += job.in_queue
+        waiting[job.placed.flow] += job.waiting if job.in_queue else 0
+        suspended[job.placed.pool] += job.waiting if job.is_waiting and not job.in_queue else 0
         running[job.placed.flow] += sum(not attempt.settled for attempt in job.attempts)
     by_pool: Counter[tuple[str, str]] = Counter()
     for name, flow in state.flows.items():
@@ -177,7 +210,7 @@ def check_flows(state: State) -> None:
         by_pool[flow.pool, "waiting"] += flow.waiting
         by_pool[flow.pool, "running"] += flow.running
     for pool, clock in state.pools.items():
-        assert clock.waiting == by_pool[pool, "waiting"]
+        assert clock.waiting == by_pool[pool, "waiting"] + suspended[pool]
         assert clock.running == by_pool[pool, "running"]
 
 
@@ -484,7 +517,8 @@ def check_each_assignment(projection: Projection, page: e.Page) -> None:
     for decision in page.decisions:
         if isinstance(decision, e.AttemptAssigned):
             state = projection.state
-            job = state.jobs[decision.job]
+            job = state.jobs.get(decision.job) or projection.member_left(decision.job)
+            assert job is not None, decision.job
             assert not own_limits_broken(state, job, more=1), job.id
             assert not pool_limits_broken(state, job, more=1), job.id
             assert not takes_what_is_kept(state, job), job.id
@@ -504,7 +538,7 @@ def check_nobody_is_owed(state: State, job: Job) -> None:
     is_owed = owed.get(spec.workload_class, 0) > 0
     if is_strict or is_owed or state.policy.discipline(spec.pool) == "fifo":
         return
-    waiting = [other for other in state.jobs.values() if other.state is JobState.PENDING]
+    waiting = [other for other in state.jobs.values() if other.in_queue]
     waiting = [other for other in waiting if other.placed.pool == spec.pool]
     held = {other.placed.flow for other in waiting if own_limits_broken(state, other, more=1)}
     for other in waiting:

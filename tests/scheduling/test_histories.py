@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from ledger import events as e
+from ledger.arrays import member_id, member_of
 from ledger.checkpoint import decode_checkpoint, encode_checkpoint
 from ledger.events import JobState, Liveness
 from ledger.names import FlowId, JobId, NodeName
@@ -229,6 +230,36 @@ class Histories(RuleBasedStateMachine):
                 self.world.submit(held=held and copies == 1, deadline_at=deadline_at, **spec)  # type: ignore[arg-type]
             )
 
+    @rule(
+        organization=st.sampled_from(["a", "b"]),
+        ranges=st.sampled_from([((0, 2, 1),), ((1, 1, 1), (3, 7, 2)), ((0, 0, 1),)]),
+        at_once=st.sampled_from([0, 0, 1, 2]),
+        slots=st.sampled_from([1, 1, 2]),
+        idempotent=st.booleans(),
+        held=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, 5, -100]),
+        retries=st.sampled_from([0, 0, 1]),
+        patience_ms=st.sampled_from([0, 0, 0, 4_000]),
+        after_artifacts=st.sampled_from([(), (), (), ("artifacts/x",)]),
+        begins_in_ms=st.sampled_from([0, 0, 0, 2_500]),
+        after=st.lists(st.tuples(indexes, st.sampled_from(e.ENDS)), max_size=2),
+    )
+    def an_array_is_submitted(
+        self, ranges: tuple[tuple[int, int, int], ...], at_once: int, **spec: object
+    ) -> None:
+        array = e.ArraySpec(ranges=ranges, at_once=at_once)
+        self.a_job_is_submitted(copies=1, array=array, **spec)
+
+    @rule(
+        index=indexes,
+        member=st.integers(0, 7),
+        act=st.sampled_from(["cancel", "hold", "release", "retry", "move"]),
+    )
+    def a_member_is_named(self, index: int, member: int, act: str) -> None:
+        """Begun or not, and also of what is no array, or not submitted yet."""
+        job = member_id(job_id(index % (len(self.history.submitted) + 1)), member)
+        getattr(self.world, act)(job)
+
     @rule(path=st.sampled_from(["artifacts/x", "x/y"]))
     def an_artifact_is_found(self, path: str) -> None:
         self.world.see(e.ArtifactSeen(path=path))
@@ -402,7 +433,10 @@ class Histories(RuleBasedStateMachine):
             self.patches.close()
 
     def with_a_reason_to_be_open(self, jobs: list[Job]) -> set[JobId]:
-        """Those that are held, that nothing serves, or that wait for such a one, in turn."""
+        """Those that are held, that nothing serves, or that wait for such a one, in turn.
+
+        An array is for as long as one of its members is.
+        """
         fleet = Fleet(self.world.state)
         reason = {
             job.id
@@ -417,6 +451,7 @@ class Histories(RuleBasedStateMachine):
                 if job.aside_since is not None
                 and any(each.job in reason for each in job.spec.after)
             }
+            reason |= {array[0] for job in reason if (array := member_of(job)) is not None}
         return reason
 
     def drain(self) -> None:
@@ -438,7 +473,7 @@ class Histories(RuleBasedStateMachine):
             self.an_artifact_is_found(path)
         self.post()
         self.post(after_ms=SMALL["scheduling.aside.UNKNOWN_WITHIN_MS"])
-        for _ in range(6 * len(self.history.submitted) + 6):
+        for _ in range(6 * 5 * len(self.history.submitted) + 6):
             self.post(after_ms=1)
             for process in processes.workers.values():
                 while processes.message_for(process) is not None and process.running is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledger import events as e
+from ledger.arrays import member_id
 from ledger.checkpoint import decode_checkpoint, encode_checkpoint
 from ledger.events import JobState
 from ledger.names import JobId
@@ -163,6 +164,22 @@ def test_overdue_waits_are_counted_when_they_end_and_while_they_last() -> None:
     world.turn()
     group = counted(world)[()]
     assert (group.overdue, group.late, group.waiting, group.held) == (1, 2, 1, 1)
+
+
+def test_an_array_counts_as_its_members() -> None:
+    """Five submitted; one completes, and of the others four are cancelled before they begin."""
+    world = world_of_one_node()
+    array = world.submit(array=e.ArraySpec(ranges=((0, 4, 1),)))
+    world.turn()
+    assert (counted(world)[()].submitted, counted(world)[()].waiting) == (5, 4)
+    world.start(member_id(array, 0))
+    world.turn()
+    world.finish(member_id(array, 0))
+    world.cancel(array)
+    world.turn()
+    group = counted(world)[()]
+    assert group.ended == {JobState.COMPLETED: 1, JobState.CANCELLED: 4}
+    assert (group.started, group.waiting, group.cancelled_waiting) == (1, 0, 4)
 
 
 def test_a_loss_that_is_taken_back_was_none() -> None:

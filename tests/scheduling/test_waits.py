@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger import events as e
+from ledger.arrays import member_id
 from ledger.checkpoint import decode_checkpoint, encode_checkpoint
+from ledger.events import ArraySpec
 from ledger.names import JobId
 from ledger.policy import FlowAgreement, Limits, Policy, Pool
 from ledger.state import State
@@ -88,6 +90,22 @@ def test_a_full_limit_of_its_own_from_when_it_was_passed_over_until_it_was_freed
     world.at += SECOND_MS
     start(world, second)
     assert parts(world, second) == {"own limit": 7, "assigned, not started": 1}
+
+
+def test_a_member_waits_as_its_array_does_before_it_begins() -> None:
+    """Two slots: for 4 s others have both, for 6 s the other member is as many as may run."""
+    world = world_of_one_node(2)
+    others = [world.submit("b"), world.submit("b")]
+    world.turn()
+    array = world.submit(array=ArraySpec(ranges=((0, 1, 1),), at_once=1))
+    world.turn()
+    world.at += 4 * SECOND_MS
+    for job in others:
+        end(world, job)
+    world.at += 6 * SECOND_MS
+    end(world, member_id(array, 0))
+    second = member_id(array, 1)
+    assert parts(world, second) == {"others' turn": 4, "limit of its array": 6}
 
 
 def test_a_limit_of_the_pool_holds_the_head_of_each_flow() -> None:

@@ -270,9 +270,13 @@ class Truth:
                 raise Breach(f"job {job_id} is COMPLETED with rc {job.last.rc}")
 
     def _check_order(self, state: State, run: Run) -> None:
-        """What waits for another's success ran after that, and nothing before its begin."""
-        spec = state.jobs[JobId(run.job)].spec
-        if run.began_ms < spec.begin_at - CLOCK_ERROR_MAX_MS:
+        """What waits for another's success ran after that, and nothing before its begin.
+
+        That is a time of the ledger, so it is compared with the page that assigned the attempt.
+        """
+        job = state.jobs[JobId(run.job)]
+        spec, attempt = job.spec, job.attempt(run.attempt)
+        if attempt is not None and attempt.assigned_at < spec.begin_at:
             raise Breach(f"{run.job}.{run.attempt} ran before {spec.begin_at}")
         for each in spec.after:
             if each.end == "ok" and not self._succeeded_by(run.began_ms) >= _jobs_of(
@@ -380,3 +384,24 @@ def _decided_messages(
             else:
                 continue
             yield place, (page.seq, decision.job, decision.attempt)
+
+
+def parked_jobs(state: State) -> set[JobId]:
+    """Jobs that are held, arrays with such a member, and all that wait for one of these."""
+    jobs = state.jobs
+    parked = {job.id for job in jobs.values() if job.state is JobState.HELD}
+    parked |= {
+        job.id
+        for job in jobs.values()
+        if job.array is not None
+        and any(member_id(job.id, index) in parked for index in job.array.open)
+    }
+    while True:
+        behind = {
+            job.id
+            for job in jobs.values()
+            if job.aside_since is not None and any(each.job in parked for each in job.spec.after)
+        }
+        if behind <= parked:
+            return parked
+        parked |= behind

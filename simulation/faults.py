@@ -22,7 +22,6 @@ from ledger import events as e
 from ledger import state as ledger_state
 from ledger.arrays import member_id, member_of
 from ledger.errors import GpuqError, LedgerError, TransientError
-from ledger.events import JobState
 from ledger.names import JobId, NodeName, WorkerName, new_job_id, worker_name
 from ledger.state import Placement, State
 from ledger.timings import SECOND_MS, Timings
@@ -37,7 +36,7 @@ from roles.supervisor import Supervisor, SupervisorOptions
 from roles.worker import Worker
 from scheduling import health
 from simulation.bucket import Bucket, Connection, Faults
-from simulation.checkers import Breach, Truth, fold, frozen
+from simulation.checkers import Breach, Truth, fold, frozen, parked_jobs
 from simulation.hub import Hub, Process
 from simulation.machine import Machine, MachineClock, SimHost, SimLauncher, SimWorkspace, Work
 
@@ -574,19 +573,15 @@ class World:
                         raise
 
     def _open_jobs(self, state: State) -> dict[JobId, str]:
-        """Acknowledged jobs that have not ended."""
+        """Acknowledged jobs that have not ended, and wait for no user."""
         still: dict[JobId, str] = {}
+        parked = parked_jobs(state)
         for job_id in self.truth.acknowledged:
             job = state.jobs.get(job_id)
             if job is None:
                 if job_id not in state.archive:
                     still[job_id] = f"{job_id} not posted"
-            elif job.array is not None and any(
-                state.jobs[member_id(job_id, index)].state is JobState.HELD
-                for index in job.array.open
-            ):
-                continue
-            elif not job.state.ended and job.state is not JobState.HELD:
+            elif not job.state.ended and job_id not in parked:
                 still[job_id] = f"{job_id} {job.state}"
         return still
 

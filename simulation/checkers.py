@@ -140,7 +140,11 @@ class Truth:
                 )
 
     def _check_silence(self, seen: e.NodeSeen, at: int) -> None:
-        """Nobody is called gone who was heard meanwhile, as far as LIST can be late."""
+        """Nobody is called gone who was heard meanwhile, as far as LIST can be late.
+
+        ``at`` is the page's time, which may be ahead of the true one; nobody hears ahead.
+        """
+        at = min(at, self._bucket.hub.now_ms)
         if seen.node in self.wiped:
             return  # what stands there now is another machine
         slack_ms = LIST_LATE_MAX_MS + 2 * self._timings.beat_ms

@@ -44,7 +44,7 @@ START_MS = 1_800_000_000_000
 LEDGER = "simulated"
 FAULTS_MS = 400 * SECOND_MS
 """How long faults are played."""
-DRAIN_MS = 2_000 * SECOND_MS
+DRAIN_MS = 3_000 * SECOND_MS
 """How long everything may take to end after them."""
 WITHDRAWN_MS = 600 * SECOND_MS
 """How long after them a node may still lack the slot that it was restarted without."""

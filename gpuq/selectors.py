@@ -119,7 +119,9 @@ def _range(client: Client, view: View, text: str) -> list[JobId]:
     return [
         job.id
         for job in sorted(view.state.jobs.values(), key=lambda job: job.arrival)
-        if first <= job.arrival <= last and job.spec.user == jobs[0].spec.user
+        if first <= job.arrival <= last
+        and job.spec.user == jobs[0].spec.user
+        and view.array_of(job) is None
     ]
 
 

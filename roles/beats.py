@@ -32,6 +32,8 @@ def node_beat(
     """The beat of this node now; ``BeatWriter`` numbers it. Reads local files only."""
     by_index = {reading.index: reading for reading in readings}
     statuses = {name: host.status(name) for name in slots}
+    processes = {name: host.process_of(name) for name in slots}
+    runs = {process: host.runs(process) for process in set(processes.values())}
     free_bytes = host.free_bytes()
     disk_problem = _disk_problem(context.state_dir, free_bytes)
     now_ms = context.store.clock_ms()
@@ -49,7 +51,7 @@ def node_beat(
                 statuses[name],
                 _running_on(name, statuses),
                 by_index.get(slot.index),
-                alive=host.runs(host.process_of(name)),
+                alive=runs[processes[name]],
                 disk_problem=disk_problem,
             )
             for name, slot in slots.items()

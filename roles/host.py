@@ -145,14 +145,18 @@ class LocalHost:
         return self._lock is not None
 
     def _end_what_serves_others(self) -> None:
-        """A former supervisor's shared process may have been started for other slots.
+        """Processes of a former supervisor may serve these slots otherwise than one for all.
 
-        It is killed, because a process that is killed costs nothing, and the slots that this
-        supervisor adds would else wait for the jobs of the others.
+        They are killed, because a process that is killed costs nothing. A slot that is added
+        or offered again would else wait for the jobs of the others, and one whose own process
+        has left would not be served.
         """
-        workers = self._workers.get(CPU_WORKERS, [])
-        served = [worker for worker in workers if is_locked(self._lock_of(worker))]
-        if served and served != workers:
+        owners = set()
+        for worker in self._workers.get(CPU_WORKERS, []):
+            status = self.status(worker)
+            process = status.process if status is not None else None
+            owners.add(process if process is not None and is_alive(process) else None)
+        if len(owners) > 1:
             self.signal(CPU_WORKERS, signal.SIGKILL)
 
     def release(self) -> None:

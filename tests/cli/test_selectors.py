@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ledger.events import JobState
+from ledger.names import JobId
 from tests.cli.conftest import Gpuq
 from tests.cli.fleet import Fleet
 
@@ -127,3 +129,15 @@ def test_on_a_terminal_all_is_asked_for(
     assert "All? That is the 2 open jobs of" in result.err
     assert (result.rc == 0) is is_done
     assert held(gpuq, fleet) == (set(ids) if is_done else set())
+
+
+def test_a_range_takes_an_array_as_one(gpuq: Gpuq, fleet: Fleet) -> None:
+    """A member that has been assigned is a job by itself, and is none of the range."""
+    fleet.ready("n1-cpu0")
+    fleet.post()
+    (array,) = gpuq("submit", "-q", "--array", "0-2", "--", "a").ids
+    fleet.post()
+    (last,) = sent(gpuq, fleet, 1)
+    assert fleet.state.jobs[JobId(f"{array}_0")].state is JobState.ASSIGNED
+    said = gpuq("cancel", f"{array}..{last}").out
+    assert [line.split()[0] for line in said.splitlines()] == [array, last]

@@ -99,6 +99,42 @@ def test_slots_that_are_added_do_not_wait_for_the_jobs_of_the_others(cluster: Cl
     cluster.verified()
 
 
+def restart_supervisor(cluster: Cluster, slots: int) -> None:
+    """kill -9 it alone, and have another one take the node over, with so many slots."""
+    supervisor = cluster._supervisors.pop("n1")
+    supervisor.kill()
+    supervisor.wait()
+    log = cluster.folder / "n1.log"
+    said = log.read_text().count("serves pool")
+    cluster.start_node("n1", slots)
+    cluster.wait_until(
+        lambda: log.read_text().count("serves pool") > said,
+        deadline_s=END_S,
+        what="another supervisor is there",
+    )
+
+
+def test_a_slot_that_is_offered_again_while_it_is_left_is_served_again(cluster: Cluster) -> None:
+    cluster.serve("n1", 2)
+    left = cluster.script("left.sh", cluster.gate("end"), rc=5)
+    (job,) = cluster.submit("--worker", WORKERS[1], left)
+    cluster.wait_for_state(job, JobState.RUNNING)
+    restart_supervisor(cluster, 1)
+    cluster.wait_until(
+        lambda: bool(cluster.state().workers[WORKERS[1]].retired),
+        deadline_s=END_S,
+        what="the slot is being left",
+    )
+    restart_supervisor(cluster, 2)
+    cluster.open_gate("end")
+    (pinned,) = cluster.submit("--worker", WORKERS[1], cluster.script("second.sh"))
+    cluster.wait_for_end(job, pinned)
+    assert [attempt.rc for attempt in cluster.job(job).attempts] == [5]
+    assert cluster.job(pinned).state is JobState.COMPLETED
+    cluster.drain()
+    cluster.verified()
+
+
 def test_a_drain_waits_for_all_slots_of_a_process_that_it_did_not_start(cluster: Cluster) -> None:
     """One slot retires at once and gives up its lock, while the job of the other goes on."""
     cluster.serve("n1", 2)
@@ -106,17 +142,7 @@ def test_a_drain_waits_for_all_slots_of_a_process_that_it_did_not_start(cluster:
     (job,) = cluster.submit("--worker", WORKERS[0], long)
     cluster.wait_for_state(job, JobState.RUNNING)
     (pid,) = pids(cluster)
-    former = cluster._supervisors.pop("n1")
-    former.kill()
-    former.wait()
-    log = cluster.folder / "n1.log"
-    said = log.read_text().count("serves pool")
-    cluster.start_node("n1", 2)
-    cluster.wait_until(
-        lambda: log.read_text().count("serves pool") > said,
-        deadline_s=END_S,
-        what="another supervisor is there",
-    )
+    restart_supervisor(cluster, 2)
     supervisor = cluster._supervisors.pop("n1")
     supervisor.send_signal(signal.SIGINT)
     wait_until(
